@@ -49,7 +49,8 @@ FOLDERS = [
     ("rendezvous/net", "", "what every server and client here stands on"),
     ("worker_runtime/examples", "include", "programs that use the installed headers alone"),
     ("worker_runtime/preflight", "include kernels", "muster-preflight: exact products on each device"),
-    ("worker_runtime/training", "core include kernels", "data-parallel training"),
+    ("worker_runtime/training", "core include kernels ops", "data-parallel training"),
+    ("worker_runtime/optim", "include kernels ops", "optimizers"),
     ("worker_runtime/nn", "include kernels", "models by name"),
     ("worker_runtime/graph", "core include kernels ops", "operations over values: arenas, lifetimes, the walk"),
     ("worker_runtime/ops", "include kernels", "a folder for each operation"),
@@ -90,7 +91,7 @@ LIBRARIES = [
     ("CLI11", r"CLI/", r"rendezvous/musterd/options\.cc$|launcher/ctl/main\.cc$|worker_runtime/examples/|tests/",
      "CLI11 takes 2.4 s to compile and 0.3 ms of each start: one .cc per binary, and none of muster's"),
     ("CUDA", r"(cuda|cublas|cudnn|cooperative_groups|cub/|thrust/|mma\.h|nvToolsExt)",
-     r"worker_runtime/core/cuda|worker_runtime/kernels/cuda/|worker_runtime/ops/[\w/]+\.cuh?$|worker_runtime/training/\w*cuda|"
+     r"worker_runtime/core/cuda|worker_runtime/kernels/cuda/|worker_runtime/(ops|optim)/[\w/]+\.cuh?$|worker_runtime/training/\w*cuda|"
      r"worker_runtime/groups/nccl|tests/(unit/cuda|gpu|bench)/",
      "CUDA is found, never required: its headers stay in the device files"),
     ("NCCL", r"nccl", r"worker_runtime/groups/nccl|tests/(unit/cuda|gpu|bench)/",

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/optim/update.h"
 
 using namespace muster;
 using namespace muster::kernels;
@@ -114,7 +115,7 @@ class Step {
         {"fc1 forward", [=, this] { k_.linear_forward(fc1_, p2_, p + w3_, p + b3_, h1_, true); }},
         {"fc2 forward", [=, this] { k_.linear_forward(fc2_, h1_, p + w4_, p + b4_, h2_, true); }},
         {"fc3 forward", [=, this] { k_.linear_forward(fc3_, h2_, p + w5_, p + b5_, y_, false); }},
-        {"cross_entropy", [this] { k_.cross_entropy(y_, picked_, batch_, 10, dy_, totals_); }},
+        {"cross_entropy", [this] { k_.cross_entropy(y_, picked_, batch_, 10, dy_, totals_, {}); }},
         {"fc3 backward",
          [=, this] { k_.linear_backward(fc3_, h2_, p + w5_, y_, dy_, dh2_, g + w5_, g + b5_, false); }},
         {"fc2 backward",
@@ -127,11 +128,7 @@ class Step {
         {"pool1 backward", [this] { k_.relu_max_pool_backward(pool1_, dp1_, a1_, dc1_); }},
         {"conv1 backward",
          [=, this] { k_.conv2d_backward(conv1_, x_, p + w1_, dc1_, nullptr, g + w1_, g + b1_); }},
-        {"sgd_step",
-         [=, this] {
-           k_.sgd_step(p, g, velocity_, kParameters, &sgd_);
-           sgd_.first_step = false;
-         }},
+        {"sgd", [=, this] { optim::sgd_update({}, state_, p, g, velocity_, kParameters); }},
     };
   }
 
@@ -145,7 +142,7 @@ class Step {
   PoolShape pool1_, pool2_;
   LinearShape fc1_, fc2_, fc3_;
   int batch_, cursor_ = 0;
-  SgdState sgd_;
+  StepState state_{.lr = 0.001F, .momentum = 0.9F};
   std::size_t w1_, b1_, w2_, b2_, w3_, b3_, w4_, b4_, w5_, b5_;
   std::uint8_t *images_, *labels_, *a1_, *a2_;
   std::int32_t *indices_, *picked_;
@@ -201,7 +198,7 @@ int main(int argc, char** argv) {
       for (const Step::Part& part : parts) part.run();
     };
     std::printf("%s, batch %d\n", std::string(kernels->name()).c_str(), batch);
-    // The whole step first, while the parameters are those of training; alone, sgd_step runs off with one
+    // The whole step first, while the parameters are those of training; alone, sgd runs off with one
     // gradient.
     const Timing t = time_calls(whole);
     const double loss = step.mean_loss();

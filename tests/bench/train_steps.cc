@@ -85,7 +85,8 @@ Result<void> measure(const Settings& settings) {
   MUSTER_TRY(const auto ddp, muster::DistributedDataParallel::create(model, compute, *context.group));
   muster::TrainerOptions options;
   options.batch_size = settings.batch_size;
-  MUSTER_TRY(const auto trainer, muster::Trainer::create(*ddp, dataset, options));
+  MUSTER_TRY(const auto sgd, muster::Sgd::create(model, {}));
+  MUSTER_TRY(const auto trainer, muster::Trainer::create(*ddp, *sgd, dataset, options));
   MUSTER_TRY(auto sampler,
              muster::DistributedSampler::create(
                  {.num_samples = images.size(), .rank = context.rank, .world_size = context.world_size}));

@@ -4,10 +4,13 @@
 
 Run by hand with a Python that has torch (Debian: python3-torch 1.13), never by the tests:
     /usr/bin/python3 tests/data/make_fixtures.py
+pytorch_amp.safetensors needs torch 2.3 or later, whose GradScaler also works on a CPU (written with 2.14):
+    python3 tests/data/make_fixtures.py amp
 """
 import json
 import os
 import struct
+import sys
 import zlib
 
 import numpy
@@ -285,8 +288,54 @@ def state_dict():
     write("pytorch_state_dict_logits.safetensors", {"x": x.numpy(), "logits": logits.numpy()})
 
 
+def amp():
+    """Steps of torch.optim.AdamW, of SGD under a GradScaler that meets infinities, and label smoothing."""
+    tensors = {}
+    generator = torch.Generator().manual_seed(11)
+
+    def draw(*shape):
+        return torch.empty(*shape).uniform_(-3, 3, generator=generator)
+
+    for name, decay, clip in (("adamw", 0.01, 0), ("adamw_decay", 0.3, 0), ("adamw_clip", 0.01, 10.0)):
+        p = nn.Parameter(draw(203) / 3)
+        optimizer = torch.optim.AdamW([p], lr=0.01, weight_decay=decay, foreach=False, fused=False)
+        tensors[f"{name}.params.0"] = p.detach().clone().numpy()
+        for step in range(1, 7):
+            p.grad = draw(203)
+            tensors[f"{name}.grads.{step}"] = p.grad.clone().numpy()
+            if clip:
+                torch.nn.utils.clip_grad_norm_([p], clip)
+            optimizer.step()
+            tensors[f"{name}.params.{step}"] = p.detach().clone().numpy()
+    p = nn.Parameter(draw(203))
+    optimizer = torch.optim.SGD([p], lr=0.01, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    tensors["scaler.params.0"], scales = p.detach().clone().numpy(), []
+    scaler.scale(torch.zeros(1))
+    for step in range(1, 10):
+        p.grad = draw(203) * scaler.get_scale()
+        if step in (1, 5, 6):
+            p.grad[step] = float("inf") if step != 6 else float("nan")
+        tensors[f"scaler.grads.{step}"] = p.grad.clone().numpy()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        tensors[f"scaler.params.{step}"] = p.detach().clone().numpy()
+    tensors["scaler.scales"] = numpy.array(scales, dtype=numpy.float32)
+    logits = draw(7, 13).requires_grad_()
+    labels = torch.randint(0, 13, (7,), generator=generator)
+    loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
+    loss.backward()
+    tensors.update({"smoothing.logits": logits.detach().numpy(), "smoothing.labels": labels.to(torch.int32).numpy(),
+                    "smoothing.loss": loss.detach().reshape(1).numpy(), "smoothing.gradient": logits.grad.numpy()})
+    write("pytorch_amp.safetensors", tensors)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    if sys.argv[1:] == ["amp"]:
+        amp()
+        sys.exit()
     resnet()
     state_dict()
     rng()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program with an operation and a loss of its own, checked and trained data-parallel through the installed
-// headers alone: y = silu(x W1 + b1) W2 + b2 learns the sum of its inputs.
+// A program with an operation, a loss and an optimizer of its own, checked and trained data-parallel through
+// the installed headers alone: y = silu(x W1 + b1) W2 + b2 learns the sum of its inputs.
+#include <array>
 #include <cmath>
 #include <cstdio>
 
@@ -47,6 +48,29 @@ double mean_squared_error(std::span<const float> y, std::span<const float> wante
   return loss / static_cast<double>(y.size());
 }
 
+/// Momentum on the signs of the gradients (Lion without its second average).
+class SignSgd final : public Optimizer {
+ public:
+  static Result<std::unique_ptr<SignSgd>> create(nn::Model& model, float lr) {
+    std::unique_ptr<SignSgd> made(new SignSgd(model));
+    MUSTER_OK(made->start("SignSgd", {.lr = lr, .momentum = 0.9F}));
+    return made;
+  }
+  std::span<const std::string_view> arena_names() const override { return kNames; }
+
+ private:
+  explicit SignSgd(nn::Model& model) : Optimizer(model) {}
+  int update(const Update& u) const override {
+    for (std::size_t i = 0; i < u.count; ++i) {
+      float& average = u.arenas[0][i];
+      average = u.state->momentum * average + u.grads[i] * u.state->factor;
+      u.params[i] -= u.state->lr * static_cast<float>((average > 0) - (average < 0));
+    }
+    return 0;
+  }
+  static constexpr std::array<std::string_view, 1> kNames{"average"};
+};
+
 Result<void> run() {
   constexpr int kBatch = 8, kFeatures = 4;
   MUSTER_TRY(const Compute compute, make_compute(Device::kCpu));
@@ -59,7 +83,7 @@ Result<void> run() {
   Generator generator(1);
   model.initialize(generator);
   MUSTER_TRY(const auto ddp, DistributedDataParallel::create(model, compute, *context.group));
-  MUSTER_TRY(Sgd sgd, Sgd::create(model, {.lr = 0.05F}));
+  MUSTER_TRY(const auto optimizer, SignSgd::create(model, 0.002F));
   MUSTER_TRY(nn::Plan* const plan, model.plan(kBatch, nn::Mode::kTraining));
   Generator samples(static_cast<std::uint64_t>(context.rank) + 2);
   double first = 0, last = 0;
@@ -72,7 +96,7 @@ Result<void> run() {
     last = mean_squared_error({plan->output(), kBatch}, wanted, plan->output_gradient());
     if (step == 0) first = last;
     MUSTER_OK(ddp->backward(*plan));
-    sgd.step();
+    optimizer->step();
   }
   std::printf("rank %d: the loss fell %s, parameters %s\n", context.rank,
               last < first / 20 ? "by more than 20 times" : "too little",

@@ -35,7 +35,8 @@ Result<void> train(std::int64_t steps, const std::string& directory) {
   MUSTER_TRY(const DeviceDataset data, DeviceDataset::upload(compute, images));
   MUSTER_TRY(const DistributedSampler sampler,
              DistributedSampler::create({data.size, context.rank, context.world_size}));
-  MUSTER_TRY(const auto trainer, Trainer::create(*ddp, data, {.batch_size = 16, .sgd = {.lr = 0.02F}}));
+  MUSTER_TRY(const auto sgd, Sgd::create(model, {.lr = 0.02F}));
+  MUSTER_TRY(const auto trainer, Trainer::create(*ddp, *sgd, data, {.batch_size = 16}));
   MUSTER_OK(trainer->begin_epoch(sampler.indices()));
   for (std::int64_t step = 0; step < std::min(steps, trainer->steps_in_epoch()); ++step)
     MUSTER_OK(trainer->step());

@@ -126,20 +126,13 @@ TEST_CASE("the GPU's linear layers for large batches agree with the reference") 
 TEST_CASE("the GPU's cross-entropy agrees with the reference for few and many rows and classes") {
   const auto kernels = gpu();
   for (const int batch : {1, 2, 4, 31, 32, 33, 100, 256, 5000})
-    for (const int classes : {1, 2, 10, 32, 33, 1000}) check_cross_entropy(*kernels, batch, classes);
+    for (const int classes : {1, 2, 10, 32, 33, 1000})
+      for (const float smoothing : {0.0F, 0.1F}) check_cross_entropy(*kernels, batch, classes, smoothing);
 }
 
-TEST_CASE("the GPU's SGD is the CPU's result bit for bit") {
-  const auto kernels = gpu();
-  for (const std::size_t count :
-       {std::size_t{1}, std::size_t{255}, std::size_t{257}, std::size_t{44426}, std::size_t{3000001}})
-    check_sgd_step(*kernels, count);
-}
-
-TEST_CASE("the GPU clips by the norm of all gradients") {
-  const auto kernels = gpu();
-  for (const std::size_t count : {std::size_t{1}, std::size_t{257}, std::size_t{44426}, std::size_t{3000001}})
-    check_clip_by_norm(*kernels, count);
+TEST_CASE("the GPU's optimizers agree with the CPU's, SGD bit for bit") {
+  for (const int count : {1, 255, 257, 44426, 3000001})
+    check_optimizers(Compute(gpu()), static_cast<std::size_t>(count));
 }
 
 TEST_CASE("the GPU's memory is zeroed and 256-byte aligned, and what is copied there comes back") {

@@ -11,6 +11,7 @@
 
 #include "tests/support/kernel_cases.h"
 #include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/optim/update.h"
 
 namespace muster::testing {
 
@@ -45,8 +46,8 @@ class TinyTraining {
                                                                   {&logits_, kBatch * kClasses * 4},
                                                                   {&dlogits_, kBatch * kClasses * 4},
                                                                   {&dh_, kBatch * 96 * 4},
-                                                                  {&totals_, sizeof(kernels::LossTotals)},
-                                                                  {&state_, sizeof(kernels::SgdState)}}};
+                                                                  {&totals_, sizeof(LossTotals)},
+                                                                  {&state_, sizeof(StepState)}}};
     for (const auto& [memory, bytes] : buffers) {
       MUSTER_TRY(*memory, kernels_.allocate(bytes));
     }
@@ -59,7 +60,9 @@ class TinyTraining {
   void choose(int step, bool first) {
     const auto indices = random_integers(kBatch, kImages, 100 + static_cast<std::uint64_t>(step));
     kernels_.copy_to_device(indices_, indices.data(), indices.size() * 4);
-    kernels_.set_sgd_state(state(), {{0.01F, 0.9F, 0.0F}, 1.0F, first});
+    const StepState state{.lr = 0.01F, .momentum = 0.9F};
+    kernels_.copy_to_device(state_, &state, sizeof state);
+    if (first) kernels_.zero(velocity_, kParameters * sizeof(float));
   }
 
   /// Enqueues one step; `reduce` is called where gradients are there.
@@ -74,7 +77,7 @@ class TinyTraining {
     kernels_.linear_forward(hidden_, f(pooled_), p + kHidden, p + kHiddenBias, f(h_), true);
     kernels_.linear_forward(output_, f(h_), p + kOutput, p + kOutputBias, f(logits_), false);
     kernels_.cross_entropy(f(logits_), static_cast<std::int32_t*>(batch_labels_), kBatch, kClasses,
-                           f(dlogits_), static_cast<kernels::LossTotals*>(totals_));
+                           f(dlogits_), static_cast<LossTotals*>(totals_), {});
     kernels_.linear_backward(output_, f(h_), p + kOutput, f(logits_), f(dlogits_), f(dh_), g + kOutput,
                              g + kOutputBias, false);
     kernels_.linear_backward(hidden_, f(pooled_), p + kHidden, f(h_), f(dh_), f(dpooled_), g + kHidden,
@@ -82,7 +85,14 @@ class TinyTraining {
     kernels_.relu_max_pool_backward(pool_, f(dpooled_), static_cast<std::uint8_t*>(argmax_), f(da_));
     kernels_.conv2d_backward(conv_, f(x_), p, f(da_), nullptr, g, g + kConvBias);
     if (reduce) MUSTER_OK(reduce(g, kParameters));
-    kernels_.sgd_step(p, g, f(velocity_), kParameters, state());
+    const SgdOptions sgd;
+#ifdef MUSTER_HAS_CUDA
+    if (void* const stream = kernels_.stream(); stream != nullptr) {
+      kernels_.report_cuda(optim::cuda::sgd(sgd, state(), p, g, f(velocity_), kParameters, stream), "sgd");
+      return {};
+    }
+#endif
+    optim::sgd_update(sgd, *state(), p, g, f(velocity_), kParameters);
     return {};
   }
 
@@ -100,8 +110,12 @@ class TinyTraining {
                                kOutput = kHiddenBias + 20, kOutputBias = kOutput + 200,
                                kParameters = kOutputBias + 10;
 
-  static float* f(void* memory) { return static_cast<float*>(memory); }
-  kernels::SgdState* state() { return static_cast<kernels::SgdState*>(state_); }
+  static float* f(void* memory) {
+    return static_cast<float*>(memory);
+  }
+  StepState* state() {
+    return static_cast<StepState*>(state_);
+  }
 
   Result<void*> upload(const void* data, std::size_t bytes) {
     MUSTER_TRY(void* memory, kernels_.allocate(bytes));

@@ -5,6 +5,8 @@
 #include <limits>
 #include <memory>
 
+#include <muster/optim.h>
+
 #include "tests/support/catch.h"
 #include "tests/support/kernel_cases.h"
 
@@ -159,7 +161,7 @@ void check_linear(Kernels& subject, const LinearShape& s) {
   }
 }
 
-void check_cross_entropy(Kernels& subject, int batch, int classes) {
+void check_cross_entropy(Kernels& subject, int batch, int classes, float smoothing) {
   INFO("batch " << batch << ", " << classes << " classes");
   const auto reference = make_reference_kernels();
   auto logits = random_values(elements(batch, classes), 11);
@@ -167,63 +169,75 @@ void check_cross_entropy(Kernels& subject, int batch, int classes) {
   const auto labels = random_integers(elements(batch, 1), classes, 12);
   std::vector<float> dlogits(logits.size());
   LossTotals expected{.loss_sum = 1.5, .correct = 2, .num_samples = 3};
-  reference->cross_entropy(logits.data(), labels.data(), batch, classes, dlogits.data(), &expected);
+  const float factor = 8;
+  reference->cross_entropy(logits.data(), labels.data(), batch, classes, dlogits.data(), &expected,
+                           {smoothing, &factor});
 
   float* device_dlogits = output(subject, dlogits.size());
   auto* totals = upload(subject, std::vector<LossTotals>{{.loss_sum = 1.5, .correct = 2, .num_samples = 3}});
   const float* device_logits = upload(subject, logits);
   const std::int32_t* device_labels = upload(subject, labels);
-  subject.cross_entropy(device_logits, device_labels, batch, classes, device_dlogits, totals);
+  const LossOptions options{smoothing, upload(subject, std::vector<float>{factor})};
+  subject.cross_entropy(device_logits, device_labels, batch, classes, device_dlogits, totals, options);
   REQUIRE(relative_error(download(subject, device_dlogits, dlogits.size()), dlogits) <= 1e-6);
   LossTotals actual = download(subject, totals, 1)[0];
   REQUIRE(std::abs(actual.loss_sum - expected.loss_sum) <= 1e-6 * std::abs(expected.loss_sum));
   REQUIRE(actual.correct == expected.correct);
   REQUIRE(actual.num_samples == expected.num_samples);
 
-  subject.cross_entropy(device_logits, device_labels, batch, classes, nullptr, totals);
+  subject.cross_entropy(device_logits, device_labels, batch, classes, nullptr, totals, options);
   REQUIRE(download(subject, totals, 1)[0].num_samples == expected.num_samples + batch);
 }
 
-void check_sgd_step(Kernels& subject, std::size_t count) {
-  const auto reference = make_reference_kernels();
-  for (const SgdOptions& options : {SgdOptions{}, SgdOptions{0.1F, 0.0F, 0.0F},
-                                    SgdOptions{0.03F, 0.9F, 5e-4F}, SgdOptions{0.03F, 0.9F, 5e-4F, true}})
-    for (const float grad_scale : {1.0F, 1.0F / 3.0F}) {
-      INFO(count << " parameters, lr " << options.lr << ", momentum " << options.momentum << ", scale "
-                 << grad_scale);
-      auto params = random_values(count, 13);
-      const auto grads = random_values(count, 14);
-      auto velocity = random_values(count, 15);
-      float *device_params = upload(subject, params), *device_velocity = upload(subject, velocity);
-      const float* device_grads = upload(subject, grads);
-      SgdState* const device_state = upload(subject, std::vector<SgdState>(1));
-      for (int step = 0; step < 3; ++step) {
-        const SgdState state{options, grad_scale, step == 0};
-        reference->sgd_step(params.data(), grads.data(), velocity.data(), count, &state);
-        subject.set_sgd_state(device_state, state);
-        subject.sgd_step(device_params, device_grads, device_velocity, count, device_state);
-      }
-      REQUIRE(same_bits(download(subject, device_params, count), params));
-      REQUIRE(same_bits(download(subject, device_velocity, count), velocity));
+void check_optimizers(const Compute& subject, std::size_t count) {
+  const Compute host = *make_compute(Device::kCpu);
+  const auto grads = random_values(count, 14);
+  /// Parameters and state after steps of which the third has a gradient that is not finite.
+  const auto run = [&](const Compute& compute, bool adamw, bool scaled, const SgdOptions& options) {
+    nn::Graph graph({static_cast<int>(count)});
+    auto model = nn::Model::create(graph, nn::linear("fc", graph.input(), 1));
+    REQUIRE_OK(model);
+    Generator generator(13);
+    model->initialize(generator);
+    REQUIRE_OK(model->allocate(compute));
+    std::unique_ptr<Optimizer> optimizer;
+    if (adamw)
+      optimizer = *AdamW::create(*model, {.lr = options.lr, .max_grad_norm = options.max_grad_norm});
+    else
+      optimizer = *Sgd::create(*model, options);
+    if (scaled) REQUIRE_OK(optimizer->use_grad_scaler({.init_scale = 4, .growth_interval = 2}));
+    for (int step = 0; step < 5; ++step) {
+      std::vector<float> arena(model->arena_elements(), 0.0F);
+      std::copy(grads.begin(), grads.end(), arena.begin());
+      if (scaled && step == 2) arena[count / 2] = std::numeric_limits<float>::infinity();
+      compute->copy_to_device(model->grads(), arena.data(), arena.size() * sizeof(float));
+      optimizer->step(step == 4 ? 1.0F / 3 : 1.0F);
     }
-}
-
-void check_clip_by_norm(Kernels& subject, std::size_t count) {
-  const auto grads = random_values(count, 16);
-  double squares = 0;
-  for (const float grad : grads) squares += static_cast<double>(grad) * grad;
-  const float* device_grads = upload(subject, grads);
-  NormSums* const sums = upload(subject, std::vector<NormSums>(1));
-  SgdState* const device_state = upload(subject, std::vector<SgdState>(1));
-  for (const double part : {0.25, 4.0}) {
-    const float scale = 0.5F;
-    const auto max_norm = static_cast<float>(part * scale * std::sqrt(squares));
-    subject.set_sgd_state(device_state, {{}, scale, true});
-    subject.clip_by_norm(device_grads, count, max_norm, sums, device_state);
-    const float clip = download(subject, device_state, 1)[0].clip;
-    INFO(count << " gradients, " << part << " of their norm: " << clip);
-    REQUIRE(std::abs(clip - std::min(1.0, part)) <= 1e-5);
-  }
+    return std::pair(model->read_params(), optimizer->read_state());
+  };
+  for (const SgdOptions& options :
+       {SgdOptions{0.1F, 0.0F, 0.0F}, SgdOptions{0.03F, 0.9F, 5e-4F}, SgdOptions{0.03F, 0.9F, 5e-4F, true},
+        SgdOptions{.lr = 0.03F, .max_grad_norm = 0.1F}})
+    for (const bool scaled : {false, true})
+      for (const bool adamw : {false, true}) {
+        INFO(count << " parameters, " << (adamw ? "AdamW" : "SGD") << ", lr " << options.lr << ", momentum "
+                   << options.momentum << ", clipped at " << options.max_grad_norm
+                   << (scaled ? ", scaled" : ""));
+        const auto expected = run(host, adamw, scaled, options),
+                   actual = run(subject, adamw, scaled, options);
+        // The norm is summed in another order; powers of beta are of another library.
+        const bool exact = !adamw && options.max_grad_norm == 0;
+        const auto agree = [&](const std::vector<float>& a, const std::vector<float>& b) {
+          return exact ? same_bits(a, b) : relative_error(a, b) <= 1e-6;
+        };
+        REQUIRE(agree(actual.first, expected.first));
+        REQUIRE(actual.second.arenas.size() == expected.second.arenas.size());
+        for (std::size_t i = 0; i < expected.second.arenas.size(); ++i)
+          REQUIRE(agree(actual.second.arenas[i], expected.second.arenas[i]));
+        REQUIRE(actual.second.steps == expected.second.steps);
+        REQUIRE(actual.second.loss_scale == expected.second.loss_scale);
+        REQUIRE(actual.second.growth_tracker == expected.second.growth_tracker);
+      }
 }
 
 }  // namespace muster::testing

@@ -5,6 +5,8 @@
 // shows.
 #pragma once
 
+#include <muster/compute.h>
+
 #include "worker_runtime/kernels/kernels.h"
 
 namespace muster::testing {
@@ -13,8 +15,8 @@ void check_gather_normalize(kernels::Kernels& subject);
 void check_conv2d(kernels::Kernels& subject, const kernels::ConvShape& shape);
 void check_relu_max_pool(kernels::Kernels& subject, const kernels::PoolShape& shape);
 void check_linear(kernels::Kernels& subject, const kernels::LinearShape& shape);
-void check_cross_entropy(kernels::Kernels& subject, int batch, int classes);
-void check_sgd_step(kernels::Kernels& subject, std::size_t count);
-void check_clip_by_norm(kernels::Kernels& subject, std::size_t count);
+void check_cross_entropy(kernels::Kernels& subject, int batch, int classes, float smoothing);
+/// SGD and AdamW with and without clipping and a gradient scaler, against those of the CPU.
+void check_optimizers(const Compute& subject, std::size_t count);
 
 }  // namespace muster::testing

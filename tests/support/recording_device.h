@@ -157,19 +157,8 @@ class RecordingKernels final : public kernels::Kernels {
     put([=, this] { inner_->linear_backward(shape, x, w, y, dy, dx, dw, db, relu); });
   }
   void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                     kernels::LossTotals* totals) override {
-    put([=, this] { inner_->cross_entropy(logits, labels, batch, classes, dlogits, totals); });
-  }
-  void set_sgd_state(kernels::SgdState* state, const kernels::SgdState& value) override {
-    put([=, this] { inner_->set_sgd_state(state, value); });
-  }
-  void clip_by_norm(const float* grads, std::size_t count, float max_norm, kernels::NormSums* sums,
-                    kernels::SgdState* state) override {
-    put([=, this] { inner_->clip_by_norm(grads, count, max_norm, sums, state); });
-  }
-  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const kernels::SgdState* state) override {
-    put([=, this] { inner_->sgd_step(params, grads, velocity, count, state); });
+                     LossTotals* totals, const kernels::LossOptions& options) override {
+    put([=, this] { inner_->cross_entropy(logits, labels, batch, classes, dlogits, totals, options); });
   }
 
  private:

@@ -32,7 +32,10 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
       ->check(CLI::Range(0, kMax));
   app.add_option("--batch-size", o.batch_size, "samples per step and rank")->check(CLI::Range(1, 65536));
   app.add_option("--lr", o.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
-  app.add_option("--momentum", o.momentum, "momentum")->check(CLI::Range(0.0, 1.0));
+  app.add_option("--optimizer", o.optimizer, "sgd or adamw")->check(CLI::IsMember({"sgd", "adamw"}));
+  app.add_option("--momentum", o.momentum, "momentum of sgd")->check(CLI::Range(0.0, 1.0));
+  app.add_option("--label-smoothing", o.label_smoothing, "part of each label that is spread over all classes")
+      ->check(CLI::Range(0.0, 1.0));
   CLI::Option* seed =
       app.add_option("--seed", seed_text, "of the initial weights and the order of the samples");
   app.add_option("--data", o.data, "directory of the IDX files, plain or .gz");
@@ -57,7 +60,8 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
     return muster::fail(muster::ErrorCode::kInvalidArgument, text + "; see fashion_mnist --help");
   }
   // CLI11's ranges let NaN through: it is not below the minimum.
-  for (const auto& [flag, value] : {std::pair("--lr", o.lr), std::pair("--momentum", o.momentum)})
+  for (const auto& [flag, value] : {std::pair("--lr", o.lr), std::pair("--momentum", o.momentum),
+                                    std::pair("--label-smoothing", o.label_smoothing)})
     if (!std::isfinite(value))
       return muster::fail(muster::ErrorCode::kInvalidArgument,
                           std::string(flag) + ": not a finite number; see fashion_mnist --help");

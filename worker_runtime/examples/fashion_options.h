@@ -15,7 +15,9 @@ struct Options {
   int epochs = 2;
   int batch_size = 4;  // per rank
   float lr = 0.001F;
+  std::string optimizer = "sgd";  // or "adamw"
   float momentum = 0.9F;
+  float label_smoothing = 0;
   std::uint64_t seed = 0;
   bool seed_given = false;
   std::string data;

@@ -110,10 +110,15 @@ muster::Result<void> TrainingRun::gather() {
   MUSTER_TRY(ddp_, muster::DistributedDataParallel::create(*model_, compute_, *context_.group));
   MUSTER_TRY(train_, muster::DeviceDataset::upload(compute_, train_images_));
   MUSTER_TRY(test_, muster::DeviceDataset::upload(compute_, test_images_));
+  if (options_.optimizer == "adamw") {
+    MUSTER_TRY(optimizer_, muster::AdamW::create(*model_, {.lr = options_.lr}));
+  } else {
+    MUSTER_TRY(optimizer_, muster::Sgd::create(*model_, {.lr = options_.lr, .momentum = options_.momentum}));
+  }
   muster::TrainerOptions trainer;
   trainer.batch_size = options_.batch_size;
-  trainer.sgd = {.lr = options_.lr, .momentum = options_.momentum};
-  MUSTER_TRY(trainer_, muster::Trainer::create(*ddp_, train_, trainer));
+  trainer.loss = std::make_shared<const muster::CrossEntropy>(options_.label_smoothing);
+  MUSTER_TRY(trainer_, muster::Trainer::create(*ddp_, *optimizer_, train_, trainer));
   MUSTER_TRY(preemption_, muster::Preemption::create(context_));
   state_.model = options_.model;
   state_.seed = options_.seed;
@@ -123,9 +128,9 @@ muster::Result<void> TrainingRun::gather() {
 }
 
 muster::Result<void> TrainingRun::resume() {
-  MUSTER_TRY(const muster::TrainingState saved,
-             muster::restore_checkpoint(options_.resume, options_.model, *model_, trainer_->optimizer(),
-                                        *context_.group));
+  MUSTER_TRY(
+      const muster::TrainingState saved,
+      muster::restore_checkpoint(options_.resume, options_.model, *model_, *optimizer_, *context_.group));
   if (options_.seed_given && saved.seed != options_.seed)
     return muster::fail(muster::ErrorCode::kInvalidArgument,
                         "checkpoint " + options_.resume + " was trained with --seed " +
@@ -179,7 +184,7 @@ muster::Result<Summary> TrainingRun::run() {
     // Whoever does not write waits for rank 0: nobody hangs before that has happened.
     trainer_->progress().pause("checkpoint");
     if (context_.rank == 0 && !options_.checkpoint.empty())
-      MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, trainer_->optimizer(), state_));
+      MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, *optimizer_, state_));
     if (context_.rank == 0 && !options_.checkpoint.empty()) muster::announce_safe_point();
   }
   if (!summary.trained && !summary.preempted) {
@@ -197,7 +202,7 @@ muster::Result<void> TrainingRun::save_for_later(Summary& summary) {
   trainer_->progress().pause("checkpoint");
   muster::Result<void> saved;
   if (context_.rank == 0 && !options_.checkpoint.empty()) {
-    saved = muster::save_checkpoint(options_.checkpoint, *model_, trainer_->optimizer(), state_);
+    saved = muster::save_checkpoint(options_.checkpoint, *model_, *optimizer_, state_);
     summary.saved = saved.has_value();
   }
   if (context_.world_size > 1) {

@@ -61,6 +61,7 @@ class TrainingRun {
   std::unique_ptr<muster::DistributedDataParallel> ddp_;
   muster::DeviceDataset train_;
   muster::DeviceDataset test_;
+  std::unique_ptr<muster::Optimizer> optimizer_;
   std::unique_ptr<muster::Trainer> trainer_;
   std::unique_ptr<muster::Preemption> preemption_;
   muster::TrainingState state_;

@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include <muster/dtype.h>
+#include <muster/loss.h>
 #include <muster/result.h>
 
 #include "worker_runtime/core/step_recorder.h"
@@ -45,38 +46,17 @@ struct LinearShape {
   friend bool operator==(const LinearShape&, const LinearShape&) = default;
 };
 
-/// Sums over samples, on the device; add up over calls until zeroed.
-struct LossTotals {
-  double loss_sum = 0;       // sum over samples of the cross-entropy
-  std::int64_t correct = 0;  // samples whose largest logit (first of equals) is the label
-  std::int64_t num_samples = 0;
-};
-
-struct SgdOptions {
-  float lr = 0.001F;
-  float momentum = 0.9F;
-  float weight_decay = 0.0F;
-  bool nesterov = false;
-};
-
-/// What an SGD step reads on the device: a captured step is replayed with whatever was set last.
-struct SgdState {
-  SgdOptions options;
-  float grad_scale = 1.0F;
-  bool first_step = true;
-  float clip = 1.0F;  // written by clip_by_norm(): the gradients are multiplied with it too
+/// `smoothing`: torch's label_smoothing; `scale`: on the device, the gradient is multiplied with it; nullptr:
+/// not.
+struct LossOptions {
+  float smoothing = 0;
+  const float* scale = nullptr;
 };
 
 /// Who computes the shapes that were planned.
 struct PlanCounts {
   int own = 0, cublaslt = 0, cudnn = 0;
   std::string missing;  ///< why a library that was wanted could not be opened; empty: all were
-};
-
-/// Scratch of clip_by_norm(): sums of squares of parts of the gradients, in double.
-struct NormSums {
-  static constexpr int kParts = 256;
-  double part[kParts];
 };
 
 class Kernels {
@@ -151,25 +131,11 @@ class Kernels {
   virtual void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y,
                                float* dy, float* dx, float* dw, float* db, bool relu) = 0;
 
-  /// logits (batch, classes), labels (batch) int32. dlogits = (softmax - onehot) / batch, or not computed
-  /// when nullptr. Adds to *totals (device memory). 1e-6.
+  /// logits (batch, classes), labels (batch) int32. dlogits = (softmax - target) / batch, or not computed
+  /// when nullptr; target: onehot, of which `smoothing` is spread over all classes. Adds to *totals (device
+  /// memory). 1e-6.
   virtual void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes,
-                             float* dlogits, LossTotals* totals) = 0;
-
-  /// *state = value, for a `state` in device memory; enqueued like a kernel.
-  virtual void set_sgd_state(SgdState* state, const SgdState& value) { *state = value; }
-  /// state->clip = min(1, max_norm / (norm + 1e-6)) for the norm of grads times state->grad_scale: what
-  /// torch.nn.utils.clip_grad_norm_ multiplies the gradients with. 1e-6. A norm that is not finite gives a
-  /// clip that is not, as there.
-  virtual void clip_by_norm(const float* grads, std::size_t count, float max_norm, NormSums* sums,
-                            SgdState* state) = 0;
-  /// PyTorch's SGD: g = grad * (grad_scale * clip) (exactly grad when both are 1); g += weight_decay * p; v =
-  /// momentum * v + g (v = g, velocity unread, when `first_step` or momentum is 0); p -= lr * v, or lr * (g +
-  /// momentum * v) with `nesterov`. Bit-equal to PyTorch's CPU result: additions of a product are fused
-  /// (fma), products of momentum and velocity are not. `state` is in device memory and read when the step
-  /// runs.
-  virtual void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                        const SgdState* state) = 0;
+                             float* dlogits, LossTotals* totals, const LossOptions& options) = 0;
 };
 
 /// Plain loops, double accumulators: the oracle.

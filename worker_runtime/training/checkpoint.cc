@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <charconv>
@@ -21,7 +22,13 @@ namespace {
 constexpr std::string_view kFormat = "muster-checkpoint-1";
 constexpr std::string_view kFormatWithinEpoch = "muster-checkpoint-2";  // has epoch_samples, epoch_loss_sum
 constexpr std::string_view kDigestKey = "sha256";
-constexpr const char* kMomentumPrefix = "momentum.";
+constexpr const char* kArenasKey = "optimizer_arenas";  // "exp_avg,exp_avg_sq"; without: "momentum"
+
+std::string joined(std::span<const std::string_view> names) {
+  std::string text;
+  for (const std::string_view name : names) text += (text.empty() ? "" : ",") + std::string(name);
+  return text;
+}
 
 template <class Number>
 std::string to_text(Number value) {
@@ -79,6 +86,30 @@ std::string digest_of(const safetensors::Metadata& metadata,
   return digest.finish();
 }
 
+Result<void> read_optimizer(const safetensors::FileView& file, const nn::Model& model,
+                            Checkpoint& checkpoint) {
+  OptimizerState& optimizer = checkpoint.optimizer;
+  std::string names = "momentum";
+  if (const auto found = file.metadata.find(kArenasKey); found != file.metadata.end()) {
+    names = found->second;
+    MUSTER_OK(read_number(file.metadata, "optimizer_steps", optimizer.steps));
+    MUSTER_OK(read_number(file.metadata, "loss_scale", optimizer.loss_scale));
+    MUSTER_OK(read_number(file.metadata, "growth_tracker", optimizer.growth_tracker));
+    if (optimizer.steps < 0 || optimizer.growth_tracker < 0 || !std::isfinite(optimizer.loss_scale) ||
+        optimizer.loss_scale <= 0)
+      return fail(ErrorCode::kCorrupt, "its optimizer_steps, loss_scale or growth_tracker is out of range");
+  }
+  for (std::string_view rest = names; !rest.empty();) {
+    const std::string name(rest.substr(0, rest.find(',')));
+    rest.remove_prefix(std::min(rest.size(), name.size() + 1));
+    MUSTER_TRY(std::vector<float> arena,
+               read_arena(file, model.parameters(), model.arena_elements(), name + "."));
+    checkpoint.arena_names.push_back(name);
+    optimizer.arenas.push_back(std::move(arena));
+  }
+  return {};
+}
+
 Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& model,
                                     const std::string& model_name) {
   MUSTER_TRY(const safetensors::FileView file, safetensors::parse(bytes));
@@ -100,9 +131,8 @@ Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& mod
   MUSTER_TRY(checkpoint.buffers, read_arena(file, model.buffers(), model.buffer_elements()));
   std::size_t expected = model.parameters().size() + model.buffers().size();
   if (checkpoint.state.step > 0) {
-    MUSTER_TRY(checkpoint.velocity,
-               read_arena(file, model.parameters(), model.arena_elements(), kMomentumPrefix));
-    expected += model.parameters().size();
+    MUSTER_OK(read_optimizer(file, model, checkpoint));
+    expected += checkpoint.arena_names.size() * model.parameters().size();
   }
   if (file.tensors.size() != expected)
     return fail(ErrorCode::kMismatch, "it has " + std::to_string(file.tensors.size()) +
@@ -117,14 +147,16 @@ Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& mod
 
 }  // namespace
 
-Result<void> save_checkpoint(const std::string& path, const nn::Model& model, const Sgd& optimizer,
+Result<void> save_checkpoint(const std::string& path, const nn::Model& model, const Optimizer& optimizer,
                              const TrainingState& state) {
   const std::vector<float> params = model.read_params();
-  const std::vector<float> velocity = optimizer.read_velocity();
+  const OptimizerState optimizer_state = state.step > 0 ? optimizer.read_state() : OptimizerState{};
   const std::vector<float> buffers = model.read_buffers();
   std::vector<safetensors::TensorView> tensors;
   append_tensors(tensors, model.parameters(), params);
-  if (!velocity.empty()) append_tensors(tensors, model.parameters(), velocity, kMomentumPrefix);
+  for (std::size_t i = 0; i < optimizer_state.arenas.size(); ++i)
+    append_tensors(tensors, model.parameters(), optimizer_state.arenas[i],
+                   std::string(optimizer.arena_names()[i]) + ".");
   append_tensors(tensors, model.buffers(), buffers);
   const bool within_epoch = state.epoch_samples > 0;
   safetensors::Metadata metadata{{"format", std::string(within_epoch ? kFormatWithinEpoch : kFormat)},
@@ -139,6 +171,12 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
   if (within_epoch) {
     metadata.emplace("epoch_samples", to_text(state.epoch_samples));
     metadata.emplace("epoch_loss_sum", to_text(state.epoch_loss_sum));
+  }
+  if (state.step > 0) {
+    metadata.emplace(kArenasKey, joined(optimizer.arena_names()));
+    metadata.emplace("optimizer_steps", to_text(optimizer_state.steps));
+    metadata.emplace("loss_scale", to_text(optimizer_state.loss_scale));
+    metadata.emplace("growth_tracker", to_text(optimizer_state.growth_tracker));
   }
   // The digest is part of the header; the order of the data does not depend on the metadata.
   MUSTER_TRY(const safetensors::Layout without_digest, safetensors::lay_out(tensors, metadata));
@@ -161,12 +199,19 @@ Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& mod
 }
 
 Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name,
-                                         nn::Model& model, Sgd& optimizer, ProcessGroup& group) {
+                                         nn::Model& model, Optimizer& optimizer, ProcessGroup& group) {
   HostCollectives host(group, model.compute());
+  const auto names = optimizer.arena_names();
   Result<Checkpoint> loaded = group.rank() == 0 ? load_checkpoint(path, model, model_name) : Checkpoint{};
-  // {success, epoch, step, seed, best_accuracy's bits, best_epoch, world_size, batch_size, has momentum,
-  // epoch_samples, epoch_loss_sum's bits}
-  std::array<std::int64_t, 11> fields{};
+  if (loaded && !loaded->arena_names.empty() &&
+      !std::equal(names.begin(), names.end(), loaded->arena_names.begin(), loaded->arena_names.end()))
+    loaded = fail(ErrorCode::kMismatch, "checkpoint " + path + ": it is of an optimizer with " +
+                                            loaded->arena_names.front() + ", this run's has " +
+                                            joined(names) + "; continue with the optimizer that wrote it");
+  // {success, epoch, step, seed, best_accuracy's bits, best_epoch, world_size, batch_size, has the
+  // optimizer's arenas, epoch_samples, epoch_loss_sum's bits, optimizer's steps, loss scale's bits, growth
+  // tracker}
+  std::array<std::int64_t, 14> fields{};
   if (group.rank() == 0 && loaded) {
     const TrainingState& s = loaded->state;
     fields = {1,
@@ -177,9 +222,12 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
               s.best_epoch,
               s.world_size,
               s.batch_size,
-              loaded->velocity.empty() ? 0 : 1,
+              loaded->optimizer.arenas.empty() ? 0 : 1,
               s.epoch_samples,
-              std::bit_cast<std::int64_t>(s.epoch_loss_sum)};
+              std::bit_cast<std::int64_t>(s.epoch_loss_sum),
+              loaded->optimizer.steps,
+              std::bit_cast<std::int32_t>(loaded->optimizer.loss_scale),
+              loaded->optimizer.growth_tracker};
   }
   MUSTER_OK(host.broadcast({fields.data(), fields.size(), DType::kInt64}, 0));
   if (!loaded) return fail(std::move(loaded).error());
@@ -198,16 +246,21 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
     s.epoch_loss_sum = std::bit_cast<double>(fields[10]);
     loaded->params.resize(model.arena_elements());
     loaded->buffers.resize(model.buffer_elements());
-    loaded->velocity.resize(fields[8] == 0 ? 0 : model.arena_elements());
+    loaded->optimizer = {{},
+                         fields[11],
+                         std::bit_cast<float>(static_cast<std::int32_t>(fields[12])),
+                         static_cast<std::int32_t>(fields[13])};
+    if (fields[8] != 0)
+      loaded->optimizer.arenas.assign(names.size(), std::vector<float>(model.arena_elements()));
   }
   MUSTER_OK(host.broadcast({loaded->params.data(), loaded->params.size(), DType::kFloat32}, 0));
   if (!loaded->buffers.empty())
     MUSTER_OK(host.broadcast({loaded->buffers.data(), loaded->buffers.size(), DType::kFloat32}, 0));
-  if (fields[8] != 0)
-    MUSTER_OK(host.broadcast({loaded->velocity.data(), loaded->velocity.size(), DType::kFloat32}, 0));
+  for (std::vector<float>& arena : loaded->optimizer.arenas)
+    MUSTER_OK(host.broadcast({arena.data(), arena.size(), DType::kFloat32}, 0));
   model.write_params(loaded->params);
   model.write_buffers(loaded->buffers);
-  optimizer.write_velocity(loaded->velocity);
+  optimizer.write_state(loaded->optimizer);
   return loaded->state;
 }
 

@@ -7,6 +7,7 @@
 #include <muster/ddp.h>
 
 #include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/add/add.h"
 #include "worker_runtime/training/bucket_plan.h"
 #include "worker_runtime/training/host_collectives.h"
 
@@ -158,13 +159,7 @@ Result<void> DistributedDataParallel::wait_for_outstanding() {
 Result<void> DistributedDataParallel::accumulate_locally() {
   if (accumulated_ == nullptr) {
     MUSTER_TRY(void* const sums, model_->compute()->allocate(model_->arena_bytes()));
-    MUSTER_TRY(void* const scratch, model_->compute()->allocate(model_->arena_bytes()));
-    MUSTER_TRY(void* const state, model_->compute()->allocate(sizeof(kernels::SgdState)));
-    // A step of SGD with lr -1 and no momentum is an addition, exactly, on every device.
-    addition_ = static_cast<kernels::SgdState*>(state);
-    model_->compute()->set_sgd_state(addition_, {{.lr = -1.0F, .momentum = 0.0F}});
     accumulated_ = static_cast<float*>(sums);
-    scratch_ = static_cast<float*>(scratch);
   }
   add(accumulated_, model_->grads(), model_->arena_elements());
   has_accumulated_ = true;
@@ -177,7 +172,24 @@ Result<void> DistributedDataParallel::broadcast_buffers() {
 }
 
 void DistributedDataParallel::add(float* into, const float* from, std::size_t count) {
-  model_->compute()->sgd_step(into, from, scratch_, count, addition_);
+  struct Sum {
+    nn::Frame frame;
+    float* into;
+    const float* from;
+    std::size_t count;
+  };
+  const Compute& compute = model_->compute();
+  Sum sum{{}, into, from, count};
+  sum.frame.kernels = compute.get();
+  sum.frame.stream = compute->stream();
+  sum.frame.device = sum.frame.stream != nullptr ? Device::kCuda : Device::kCpu;
+  // Never captured: is_accumulating().
+  compute->enqueue(
+      [](const void* work) {
+        const auto& s = *static_cast<const Sum*>(work);
+        nn::add_into(s.frame, s.into, s.from, s.count);
+      },
+      &sum);
 }
 
 }  // namespace muster

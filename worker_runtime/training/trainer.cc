@@ -37,15 +37,16 @@ Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
 /// A batch through the model: what training and evaluation share.
 class Trainer::Impl {
  public:
-  Impl(DistributedDataParallel& ddp, const DeviceDataset& train, const TrainerOptions& options, Sgd sgd)
+  Impl(DistributedDataParallel& ddp, Optimizer& optimizer, const DeviceDataset& train,
+       const TrainerOptions& options)
       : ddp_(&ddp),
         model_(&ddp.model()),
         kernels_(ddp.model().compute().get()),
         host_(ddp.group(), ddp.model().compute()),
         train_(train),
         options_(options),
-        sgd_(sgd),
-        classes_(elements_of(ddp.model().output_shape())) {
+        optimizer_(&optimizer),
+        loss_(options.loss != nullptr ? options.loss : std::make_shared<const CrossEntropy>()) {
     ddp.report_to(&progress_);
   }
   ~Impl() { ddp_->report_to(nullptr); }
@@ -53,11 +54,11 @@ class Trainer::Impl {
   Impl& operator=(const Impl&) = delete;
 
   Result<void> allocate() {
-    MUSTER_TRY(void* const train_totals, kernels_->allocate(sizeof(kernels::LossTotals)));
-    MUSTER_TRY(void* const test_totals, kernels_->allocate(sizeof(kernels::LossTotals)));
-    train_totals_ = static_cast<kernels::LossTotals*>(train_totals);
-    test_totals_ = static_cast<kernels::LossTotals*>(test_totals);
-    MUSTER_TRY(full_, model_->plan(options_.batch_size, nn::Mode::kTraining));
+    MUSTER_TRY(void* const train_totals, kernels_->allocate(sizeof(LossTotals)));
+    MUSTER_TRY(void* const test_totals, kernels_->allocate(sizeof(LossTotals)));
+    train_totals_ = static_cast<LossTotals*>(train_totals);
+    test_totals_ = static_cast<LossTotals*>(test_totals);
+    MUSTER_TRY(full_, plan(options_.batch_size, nn::Mode::kTraining));
     return prepare_capture();
   }
 
@@ -71,7 +72,7 @@ class Trainer::Impl {
     position_ = 0;
     epoch_size_ = static_cast<std::int64_t>(indices.size());
     if (const auto rest = static_cast<int>(epoch_size_ % options_.batch_size); rest != 0) {
-      MUSTER_TRY(tail_, model_->plan(rest, nn::Mode::kTraining));
+      MUSTER_TRY(tail_, plan(rest, nn::Mode::kTraining));
     }
     progress_.begin_epoch(++epochs_, steps_in_epoch());
     return {};
@@ -84,20 +85,20 @@ class Trainer::Impl {
   Result<void> step() {
     MUSTER_CHECK(position_ < epoch_size_, "step() after the end of the epoch");
     const auto rows = static_cast<int>(std::min<std::int64_t>(options_.batch_size, epoch_size_ - position_));
-    const nn::Plan& plan = rows == options_.batch_size ? *full_ : *tail_;
+    const Planned& planned = rows == options_.batch_size ? full_ : tail_;
     const std::int32_t* const indices = epoch_indices_.data + position_;
     progress_.begin_step(position_ / options_.batch_size + 1);
     MUSTER_OK(kernels_->status());
-    // The first step and those that accumulate change what the next one does, so they are not to be repeated.
-    if (steps_ == nullptr || sgd_.is_first_step() || ddp_->is_accumulating()) {
-      MUSTER_OK(enqueue(plan, indices));
+    // A step that accumulates changes what the next one does, so it is not to be repeated.
+    if (steps_ == nullptr || ddp_->is_accumulating()) {
+      MUSTER_OK(enqueue(planned, indices));
     } else {
       MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
       progress_.enter("replay");
       kernels_->copy_on_device(step_indices_, indices, static_cast<std::size_t>(rows) * sizeof *indices);
-      sgd_.prepare();
+      optimizer_->prepare();
       MUSTER_OK(steps_->run(static_cast<std::uint64_t>(rows),
-                            [this, &plan] { return enqueue(plan, step_indices_); }));
+                            [this, &planned] { return enqueue(planned, step_indices_); }));
     }
     position_ += rows;
     progress_.enter("between steps");
@@ -117,15 +118,15 @@ class Trainer::Impl {
     MUSTER_OK(ddp_->broadcast_buffers());
     for (std::int32_t at = 0; at < range.size(); at += batch_size) {
       const int rows = std::min(batch_size, range.size() - at);
-      MUSTER_TRY(const nn::Plan* const plan, model_->plan(rows, nn::Mode::kInference));
+      MUSTER_TRY(const Planned planned, plan(rows, nn::Mode::kInference));
       progress_.enter("evaluate");
-      forward(dataset, test_indices_.data + at, *plan, nullptr, test_totals_);
+      forward(dataset, test_indices_.data + at, planned);
     }
     return collect(test_totals_);
   }
 
   std::uint64_t num_replays() const { return steps_ == nullptr ? 0 : steps_->num_replays(); }
-  Sgd& optimizer() { return sgd_; }
+  Optimizer& optimizer() { return *optimizer_; }
   nn::Model& model() { return *model_; }
   Progress& progress() { return progress_; }
 
@@ -168,26 +169,58 @@ class Trainer::Impl {
     return {};
   }
 
+  /// A plan and its loss.
+  struct Planned {
+    const nn::Plan* plan = nullptr;
+    const Loss* loss = nullptr;
+    LossFrame frame;
+  };
+
+  Result<Planned> plan(int rows, nn::Mode mode) {
+    MUSTER_TRY(const nn::Plan* const plan, model_->plan(rows, mode));
+    Planned made{plan, loss_.get(), {}};
+    LossFrame& frame = made.frame;
+    frame.kernels = kernels_;
+    frame.stream = kernels_->stream();
+    frame.device = frame.stream != nullptr ? Device::kCuda : Device::kCpu;
+    frame.output.device = frame.device;
+    frame.output.rank = 2;
+    frame.output.dims = {rows, elements_of(model_->output_shape())};
+    frame.gradient = frame.output;
+    frame.output.data = plan->output();
+    frame.gradient.data = plan->output_gradient();
+    frame.labels = plan->labels();
+    const bool trains = mode == nn::Mode::kTraining;
+    frame.scale = trains ? &optimizer_->step_state()->loss_scale : nullptr;
+    frame.totals = trains ? train_totals_ : test_totals_;
+    return made;
+  }
+
   /// The whole step.
-  Result<void> enqueue(const nn::Plan& plan, const std::int32_t* indices) {
+  Result<void> enqueue(const Planned& planned, const std::int32_t* indices) {
     progress_.enter("forward");
-    forward(train_, indices, plan, plan.output_gradient(), train_totals_);
-    MUSTER_OK(ddp_->backward(plan));
+    forward(train_, indices, planned);
+    MUSTER_OK(ddp_->backward(*planned.plan));
     progress_.enter("optimizer");
-    sgd_.step();
+    optimizer_->step();
     return {};
   }
 
-  void forward(const DeviceDataset& dataset, const std::int32_t* indices, const nn::Plan& plan,
-               float* output_gradient, kernels::LossTotals* totals) {
+  void forward(const DeviceDataset& dataset, const std::int32_t* indices, const Planned& planned) {
+    const nn::Plan& plan = *planned.plan;
     kernels_->gather_normalize(dataset.images, dataset.labels, indices, plan.batch(), dataset.image_elements,
                                options_.mean, options_.stddev, plan.input(), plan.labels());
     plan.forward();
-    kernels_->cross_entropy(plan.output(), plan.labels(), plan.batch(), classes_, output_gradient, totals);
+    kernels_->enqueue(
+        [](const void* work) {
+          const auto& p = *static_cast<const Planned*>(work);
+          p.frame.kernels->report_cuda(p.loss->compute(p.frame), "loss");
+        },
+        &planned);
   }
 
-  Result<Metrics> collect(kernels::LossTotals* device_totals) {
-    kernels::LossTotals totals;
+  Result<Metrics> collect(LossTotals* device_totals) {
+    LossTotals totals;
     progress_.enter("metrics");
     kernels_->copy_to_host(&totals, device_totals, sizeof totals);
     MUSTER_OK(kernels_->synchronize());
@@ -206,31 +239,29 @@ class Trainer::Impl {
   HostCollectives host_;
   DeviceDataset train_;
   TrainerOptions options_;
-  Sgd sgd_;
-  int classes_;
-  kernels::LossTotals* train_totals_ = nullptr;  // device memory
-  kernels::LossTotals* test_totals_ = nullptr;
+  Optimizer* optimizer_;
+  std::shared_ptr<const Loss> loss_;
+  LossTotals* train_totals_ = nullptr;  // device memory
+  LossTotals* test_totals_ = nullptr;
   IndexBuffer epoch_indices_;
   IndexBuffer test_indices_;
   std::int64_t epoch_size_ = 0;  // samples of this rank
   std::int64_t position_ = 0;    // samples done
   std::int64_t epochs_ = 0;      // begun
   Progress progress_;
-  const nn::Plan* full_ = nullptr;
-  const nn::Plan* tail_ = nullptr;
+  Planned full_, tail_;
   std::int32_t* step_indices_ = nullptr;  // where a captured step finds its samples
   std::unique_ptr<StepGraph> steps_;      // nullptr: every step is called
 };
 
-Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, const DeviceDataset& train,
-                                                 const TrainerOptions& options) {
+Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, Optimizer& optimizer,
+                                                 const DeviceDataset& train, const TrainerOptions& options) {
   if (options.batch_size < 1)
     return fail(ErrorCode::kInvalidArgument, "a batch size of " + std::to_string(options.batch_size));
   if (!(options.stddev > 0))
     return fail(ErrorCode::kInvalidArgument, "the standard deviation must be positive");
   MUSTER_OK(check_fits(ddp.model(), train));
-  MUSTER_TRY(Sgd sgd, Sgd::create(ddp.model(), options.sgd));
-  auto impl = std::make_unique<Impl>(ddp, train, options, sgd);
+  auto impl = std::make_unique<Impl>(ddp, optimizer, train, options);
   MUSTER_OK(impl->allocate());
   return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
 }
@@ -255,7 +286,7 @@ Result<Metrics> Trainer::take_metrics() {
 Result<Metrics> Trainer::evaluate(const DeviceDataset& dataset, int batch_size) {
   return impl_->evaluate(dataset, batch_size);
 }
-Sgd& Trainer::optimizer() {
+Optimizer& Trainer::optimizer() {
   return impl_->optimizer();
 }
 nn::Model& Trainer::model() {

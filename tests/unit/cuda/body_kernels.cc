@@ -144,8 +144,8 @@ class BodyKernels final : public HostKernels {
   }
 
   void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                     LossTotals* totals) override {
-    const LossArgs args{logits, labels, batch, classes, dlogits};
+                     LossTotals* totals, const LossOptions& options) override {
+    const LossArgs args{logits, labels, batch, classes, dlogits, options};
     const int num_warps = static_cast<int>(loss_grid(args).block / kWarp);
     double loss_sum = 0;
     for (int warp = 0; warp < num_warps; ++warp) {
@@ -160,20 +160,17 @@ class BodyKernels final : public HostKernels {
           sum_of_lane[lane] = loss_exp_sum(args, row, static_cast<int>(lane), largest.value);
         const float sum = sum_of(sum_of_lane);
         for (unsigned lane = 0; lane < kWarp; ++lane)
+          sum_of_lane[lane] = loss_logit_sum(args, row, static_cast<int>(lane));
+        const float logit_sum = sum_of(sum_of_lane);
+        for (unsigned lane = 0; lane < kWarp; ++lane)
           loss_gradient(args, row, static_cast<int>(lane), largest.value, sum);
-        loss += loss_of_row(args, row, largest.value, sum);
+        loss += loss_of_row(args, row, largest.value, sum, logit_sum);
         totals->correct += largest.index == labels[row] ? 1 : 0;
       }
       loss_sum += loss;
     }
     totals->loss_sum += loss_sum;
     totals->num_samples += batch;
-  }
-
-  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const SgdState* state) override {
-    const SgdArgs args{params, grads, velocity, static_cast<std::int64_t>(count), state};
-    for_each_cell(flat_grid(args.count), [&](Cell cell) { sgd_cell(args, cell); });
   }
 };
 

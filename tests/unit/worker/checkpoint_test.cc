@@ -41,7 +41,7 @@ struct Trained {
       throw std::runtime_error(allocated.error().message);
     auto made = Sgd::create(model, {});
     if (!made) throw std::runtime_error(made.error().message);
-    sgd = std::make_unique<Sgd>(*std::move(made));
+    sgd = *std::move(made);
     for (int step = 0; step < steps; ++step) {
       for (const nn::Parameter& parameter : model.parameters())
         generator.uniform(std::span(model.grads() + parameter.offset, parameter.count), -1, 1);
@@ -114,7 +114,7 @@ TEST_CASE("a checkpoint restores parameters, momentum and state bit for bit") {
   REQUIRE_OK(loaded);
   REQUIRE(loaded->state == saved.state);
   REQUIRE(loaded->params == saved.model.read_params());
-  REQUIRE(loaded->velocity == saved.sgd->read_velocity());
+  REQUIRE(loaded->optimizer == saved.sgd->read_state());
 }
 
 TEST_CASE("a checkpoint from within an epoch has a format of its own, and every rank learns the place") {
@@ -143,7 +143,7 @@ TEST_CASE("a checkpoint from before the first step has no momentum") {
   REQUIRE_OK(saved.save(path));
   const auto loaded = load_checkpoint(path, saved.model, "garment");
   REQUIRE_OK(loaded);
-  REQUIRE(loaded->velocity.empty());
+  REQUIRE(loaded->optimizer == OptimizerState{});
 }
 
 TEST_CASE("every rank continues from what rank 0 reads") {
@@ -152,7 +152,7 @@ TEST_CASE("every rank continues from what rank 0 reads") {
   const Trained saved(1, 2);
   REQUIRE_OK(saved.save(path));
   const std::vector<float> params = saved.model.read_params();
-  const std::vector<float> velocity = saved.sgd->read_velocity();
+  const OptimizerState optimizer = saved.sgd->read_state();
   const auto errors = test::run_ranks(3, [&](test::ThreadGroup& group) -> std::string {
     Trained mine(9, 0);
     // Only rank 0 sees the file.
@@ -160,10 +160,46 @@ TEST_CASE("every rank continues from what rank 0 reads") {
                                           *mine.sgd, group);
     if (!state) return state.error().message;
     if (!(*state == saved.state)) return "another state";
-    if (mine.model.read_params() != params || mine.sgd->read_velocity() != velocity) return "other values";
+    if (mine.model.read_params() != params || mine.sgd->read_state() != optimizer) return "other values";
     return {};
   });
   REQUIRE(errors == std::vector<std::string>(3));
+}
+
+TEST_CASE("AdamW and its loss scale continue from a checkpoint, and another optimizer is refused") {
+  const test::TemporaryDirectory dir;
+  const std::string path = dir.path() + "/run";
+  const auto adamw_of = [](nn::Model& model) {
+    auto made = AdamW::create(model, {});
+    if (!made || !(*made)->use_grad_scaler({.init_scale = 8, .growth_interval = 2}))
+      throw std::runtime_error("AdamW::create");
+    return *std::move(made);
+  };
+  Trained saved(1, 0);
+  const auto adamw = adamw_of(saved.model);
+  Generator generator(2);
+  for (int step = 0; step < 3; ++step) {
+    for (const nn::Parameter& parameter : saved.model.parameters())
+      generator.uniform(std::span(saved.model.grads() + parameter.offset, parameter.count), -1, 1);
+    adamw->step();
+  }
+  saved.state.step = 3;
+  REQUIRE_OK(save_checkpoint(path, saved.model, *adamw, saved.state));
+  const OptimizerState expected = adamw->read_state();
+  REQUIRE((expected.steps == 3 && expected.loss_scale == 16 && expected.growth_tracker == 1));
+  const auto errors = test::run_ranks(2, [&](test::ThreadGroup& group) -> std::string {
+    Trained mine(9, 0);
+    const auto other = restore_checkpoint(path, "garment", mine.model, *mine.sgd, group);
+    if (other) return "restored by SGD";
+    const auto continued = adamw_of(mine.model);
+    const auto state = restore_checkpoint(path, "garment", mine.model, *continued, group);
+    if (!state) return state.error().message;
+    return continued->read_state() == expected ? other.error().message : "another state";
+  });
+  REQUIRE(errors[0] == "checkpoint " + path +
+                           ": it is of an optimizer with exp_avg, this run's has momentum; continue with the "
+                           "optimizer that wrote it");
+  REQUIRE(errors[1] == "checkpoint " + path + ": rank 0 could not load it");
 }
 
 TEST_CASE("when rank 0 cannot read the checkpoint every rank fails and nothing has changed") {

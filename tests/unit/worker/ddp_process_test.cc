@@ -84,9 +84,9 @@ void forward(nn::Model& model, nn::Plan& plan, int first) {
     plan.labels()[i] = (first + i) % 10;
   }
   plan.forward();
-  kernels::LossTotals totals;
+  LossTotals totals;
   model.compute()->cross_entropy(plan.output(), plan.labels(), plan.batch(), 10, plan.output_gradient(),
-                                 &totals);
+                                 &totals, {});
 }
 
 std::vector<float> gradients_of_whole_batch(int samples) {

@@ -40,9 +40,9 @@ void fill(nn::Plan& plan, int first) {
 void forward(nn::Model& model, nn::Plan& plan, int first) {
   fill(plan, first);
   plan.forward();
-  kernels::LossTotals totals;
+  LossTotals totals;
   model.compute()->cross_entropy(plan.output(), plan.labels(), plan.batch(), 10, plan.output_gradient(),
-                                 &totals);
+                                 &totals, {});
 }
 
 std::vector<float> gradients_of_whole_batch(int samples) {

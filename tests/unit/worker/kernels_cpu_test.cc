@@ -13,6 +13,7 @@
 #include <hwy/targets.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/optimizer_forms.h"
 #include "tests/unit/worker/guarded.h"
 #include "worker_runtime/kernels/kernels.h"
 
@@ -254,19 +255,19 @@ TEST_CASE(
           labels.push_back(static_cast<std::int32_t>(rng() % static_cast<unsigned>(classes)));
         Floats dlogits(logits.size());
         LossTotals totals;
-        reference->cross_entropy(logits.data(), labels.data(), batch, classes, dlogits.data(), &totals);
+        reference->cross_entropy(logits.data(), labels.data(), batch, classes, dlogits.data(), &totals, {});
         on_every_target([&] {
           const auto kernels = make_cpu_kernels();
           for (const bool guard : {false, true}) {
             Guarded<float> in(logits, guard), out(logits.size(), guard);
             LossTotals mine;
-            kernels->cross_entropy(in.data(), labels.data(), batch, classes, out.data(), &mine);
+            kernels->cross_entropy(in.data(), labels.data(), batch, classes, out.data(), &mine, {});
             REQUIRE(difference(out.values(), dlogits) < 1e-6);
             REQUIRE(std::abs(mine.loss_sum - totals.loss_sum) <= 1e-6 * std::abs(totals.loss_sum));
             REQUIRE(mine.correct == totals.correct);
             REQUIRE(out.intact());
             const double once = mine.loss_sum;
-            kernels->cross_entropy(in.data(), labels.data(), batch, classes, nullptr, &mine);
+            kernels->cross_entropy(in.data(), labels.data(), batch, classes, nullptr, &mine, {});
             REQUIRE(mine.loss_sum == once + once);
             REQUIRE(mine.num_samples == 2 * batch);
           }
@@ -282,7 +283,7 @@ TEST_CASE("a NaN logit makes the CPU's loss NaN and stays inside its row") {
         logits[static_cast<std::size_t>(at)] = std::numeric_limits<float>::quiet_NaN();
         const std::int32_t labels[2] = {1, 1};
         LossTotals totals;
-        make_cpu_kernels()->cross_entropy(logits.data(), labels, 2, classes, dlogits.data(), &totals);
+        make_cpu_kernels()->cross_entropy(logits.data(), labels, 2, classes, dlogits.data(), &totals, {});
         REQUIRE(std::isnan(totals.loss_sum));
         REQUIRE(std::isfinite(dlogits[static_cast<std::size_t>(classes)]));
       }
@@ -316,28 +317,48 @@ TEST_CASE("the CPU gather_normalize equals the reference for every image size") 
   }
 }
 
-TEST_CASE("the CPU's SGD gives the reference's bits on every instruction set, and touches nothing else") {
-  const auto reference = make_reference_kernels();
+TEST_CASE(
+    "vectors give an optimizer the bits of single elements on every instruction set, and touch no more") {
   for (const std::size_t count : {1U, 4U, 15U, 16U, 17U, 1000U}) {
-    for (const SgdOptions options : {SgdOptions{0.001F, 0.9F, 0.0F}, SgdOptions{0.1F, 0.9F, 5e-4F},
-                                     SgdOptions{0.3F, 0.0F, 0.0F}, SgdOptions{0.1F, 0.9F, 5e-4F, true}}) {
-      for (const float scale : {1.0F, 1.0F / 3}) {
-        std::mt19937 rng(16);
-        const Floats start = random_floats(rng, static_cast<std::int64_t>(count));
-        const Floats grads = random_floats(rng, static_cast<std::int64_t>(count));
-        Floats p = start, v(count, 5.0F);
-        const std::array<SgdState, 2> states{{{options, scale, true}, {options, scale, false}}};
-        for (const int step : {0, 1, 1})
-          reference->sgd_step(p.data(), grads.data(), v.data(), count, &states[step]);
+    std::mt19937 rng(16);
+    const Floats start = random_floats(rng, static_cast<std::int64_t>(count));
+    const Floats grads = random_floats(rng, static_cast<std::int64_t>(count));
+    for (const float factor : {1.0F, 1.0F / 3}) {
+      for (const SgdOptions options : {SgdOptions{0.001F, 0.9F, 0.0F}, SgdOptions{0.1F, 0.9F, 5e-4F},
+                                       SgdOptions{0.3F, 0.0F, 0.0F}, SgdOptions{0.1F, 0.9F, 5e-4F, true}}) {
+        const StepState state{.lr = options.lr, .momentum = options.momentum, .factor = factor};
+        Floats p = start, v(count, 0.0F);
+        for (int step = 0; step < 3; ++step)
+          testing::sgd_elements(options, state, p.data(), grads.data(), v.data(), count);
         on_every_target([&] {
           Guarded<float> out_p(start, true), out_v(count, true);
-          for (const int step : {0, 1, 1})
-            make_cpu_kernels()->sgd_step(out_p.data(), grads.data(), out_v.data(), count, &states[step]);
+          std::fill_n(out_v.data(), count, 0.0F);
+          for (int step = 0; step < 3; ++step)
+            optim::sgd_update(options, state, out_p.data(), grads.data(), out_v.data(), count);
           REQUIRE(same_bits(out_p.values(), p));
           REQUIRE(same_bits(out_v.values(), v));
           REQUIRE((out_p.intact() && out_v.intact()));
         });
       }
+      const AdamWOptions options;
+      Floats p = start, m(count, 0.0F), v(count, 0.0F);
+      const auto state = [&](int step) {
+        return StepState{.lr = 0.01F, .momentum = 0.9F, .factor = factor, .steps = step};
+      };
+      for (const int step : {1, 2, 3})
+        testing::adamw_elements(options, state(step), p.data(), grads.data(), m.data(), v.data(), count);
+      on_every_target([&] {
+        Guarded<float> out_p(start, true), out_m(count, true), out_v(count, true);
+        std::fill_n(out_m.data(), count, 0.0F);
+        std::fill_n(out_v.data(), count, 0.0F);
+        for (const int step : {1, 2, 3})
+          optim::adamw_update(options, state(step), out_p.data(), grads.data(), out_m.data(), out_v.data(),
+                              count);
+        REQUIRE(same_bits(out_p.values(), p));
+        REQUIRE(same_bits(out_m.values(), m));
+        REQUIRE(same_bits(out_v.values(), v));
+        REQUIRE((out_p.intact() && out_m.intact() && out_v.intact()));
+      });
     }
   }
 }

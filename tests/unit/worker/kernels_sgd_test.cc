@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// sgd_step against bits printed by PyTorch 1.13.1's torch.optim.SGD on a CPU, for every CPU implementation.
+// SGD against bits printed by PyTorch 1.13.1's torch.optim.SGD on a CPU, by vectors and by elements.
 #include <bit>
 #include <cstdint>
 #include <vector>
 
 #include "tests/support/catch.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "tests/support/optimizer_forms.h"
 
 using namespace muster;
-using namespace muster::kernels;
 
 namespace {
 
@@ -33,7 +32,8 @@ struct Step {
 /// Runs the steps on arrays that repeat the case `copies` times, so that vectors and remainders are both
 /// exercised.
 void check(const SgdOptions& options, const Bits& params, const std::vector<Step>& steps) {
-  for (const auto& kernels : {make_reference_kernels(), make_cpu_kernels()}) {
+  const StepState state{.lr = options.lr, .momentum = options.momentum};
+  for (const auto& update : {optim::sgd_update, testing::sgd_elements}) {
     for (const std::size_t copies : {1U, 3U, 7U, 29U}) {
       const auto repeat = [&](const Bits& one) {
         Bits all;
@@ -41,13 +41,10 @@ void check(const SgdOptions& options, const Bits& params, const std::vector<Step
         return all;
       };
       std::vector<float> p = floats(repeat(params));
-      std::vector<float> v(p.size(), 123.0F);  // the first step must not read it
-      bool first = true;
+      std::vector<float> v(p.size(), 0.0F);
       for (const Step& step : steps) {
         const std::vector<float> g = floats(repeat(step.grads));
-        const SgdState state{options, 1.0F, first};
-        kernels->sgd_step(p.data(), g.data(), v.data(), p.size(), &state);
-        first = false;
+        update(options, state, p.data(), g.data(), v.data(), p.size());
         REQUIRE(bits(p) == repeat(step.params));
         if (!step.velocity.empty()) REQUIRE(bits(v) == repeat(step.velocity));
       }
@@ -91,13 +88,14 @@ TEST_CASE("three steps of SGD without momentum give PyTorch's bits") {
 }
 
 TEST_CASE("a gradient scale multiplies the gradient before everything else") {
-  for (const auto& kernels : {make_reference_kernels(), make_cpu_kernels()}) {
+  for (const auto& update : {optim::sgd_update, testing::sgd_elements}) {
     std::vector<float> p(37, 1.0F), g(37, 8.0F), v(37, 0.0F);
-    const SgdState state{{0.5F, 0.5F, 0.25F}, 0.125F, true};
-    kernels->sgd_step(p.data(), g.data(), v.data(), p.size(), &state);
+    const SgdOptions options{0.5F, 0.5F, 0.25F};
+    const StepState state{.lr = 0.5F, .momentum = 0.5F, .factor = 0.125F};
+    update(options, state, p.data(), g.data(), v.data(), p.size());
     REQUIRE(v == std::vector<float>(37, 1.25F));
     REQUIRE(p == std::vector<float>(37, 0.375F));
-    kernels->sgd_step(p.data(), g.data(), v.data(), 0, &state);
+    update(options, state, p.data(), g.data(), v.data(), 0);
     REQUIRE(p == std::vector<float>(37, 0.375F));
   }
 }

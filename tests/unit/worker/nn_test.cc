@@ -98,8 +98,8 @@ TEST_CASE("one training step of GarmentClassifier has PyTorch's logits, loss and
     compute->gather_normalize(images.data(), labels.data(), indices.data(), 4, 784, 0.5F, 0.5F, plan.input(),
                               plan.labels());
     plan.forward();
-    kernels::LossTotals totals;
-    compute->cross_entropy(plan.output(), plan.labels(), 4, 10, plan.output_gradient(), &totals);
+    LossTotals totals;
+    compute->cross_entropy(plan.output(), plan.labels(), 4, 10, plan.output_gradient(), &totals, {});
     require_close(std::vector<float>(plan.output(), plan.output() + 40), fixture.get<float>("logits"), 1e-5F);
     REQUIRE(totals.loss_sum / 4 == Approx(fixture.get<float>("loss")[0]).epsilon(1e-6));
     plan.backward();

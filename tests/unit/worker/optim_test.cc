@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include <muster/optim.h>
 #include <muster/schedule.h>
@@ -51,7 +52,7 @@ TEST_CASE(
       put(model.params(), start);
       for (int step = 1; step <= 3; ++step) {
         put(model.grads(), fixture.get<float>(c.name + ".grads." + std::to_string(step)));
-        sgd->step();
+        (*sgd)->step();
         const auto expected = fixture.get<float>(c.name + ".params." + std::to_string(step));
         INFO("step " << step);
         const auto agrees = [&](float a, float b) { return std::abs(a - b) <= c.tolerance; };
@@ -70,15 +71,14 @@ TEST_CASE("an optimizer continued from its saved momentum goes on with the same 
     REQUIRE_OK(model.allocate(Compute(kernels::make_reference_kernels())));
     auto sgd = Sgd::create(model, {});
     REQUIRE_OK(sgd);
-    REQUIRE(sgd->read_velocity().empty());
     for (int step = 0; step < 4; ++step) {
       generator.uniform(std::span(model.grads(), model.arena_elements()), -1, 1);
-      sgd->step();
+      (*sgd)->step();
       if (interrupt && step == 1) {
-        const std::vector<float> saved = sgd->read_velocity();
+        const OptimizerState saved = (*sgd)->read_state();
         sgd = Sgd::create(model, {});
         REQUIRE_OK(sgd);
-        sgd->write_velocity(saved);
+        (*sgd)->write_state(saved);
       }
     }
     results.push_back(model.read_params());
@@ -95,6 +95,123 @@ TEST_CASE("SGD options that are negative or not finite are refused") {
   REQUIRE_FALSE(Sgd::create(model, {.max_grad_norm = -1}));
   REQUIRE(Sgd::create(model, {.momentum = 0, .nesterov = true}).error().message ==
           "SGD: nesterov needs a momentum");
+}
+
+namespace {
+
+/// A model of one Linear whose parameters and gradients are those of a fixture's flat tensors.
+struct Flat {
+  nn::Model model;
+  std::size_t bias;
+  explicit Flat(const std::vector<float>& start, const Compute& compute)
+      : model(model_of(static_cast<int>(start.size()))), bias(model.parameters()[1].offset) {
+    REQUIRE_OK(model.allocate(compute));
+    put(model.params(), start);
+  }
+  void put(float* arena, const std::vector<float>& values) const {
+    std::copy(values.begin(), values.end() - 1, arena);
+    arena[bias] = values.back();
+  }
+  std::vector<float> params() const {
+    const std::size_t weights = model.parameters()[0].count;
+    std::vector<float> values(model.params(), model.params() + weights);
+    values.push_back(model.params()[bias]);
+    return values;
+  }
+};
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    largest = std::max(largest, std::abs(static_cast<double>(a[i]) - b[i]));
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("steps of AdamW are PyTorch's within 1e-6: weight decay, clipping, continued from a saved state") {
+  const test::Fixture fixture("pytorch_amp.safetensors");
+  struct Case {
+    std::string name;
+    AdamWOptions options;
+  };
+  for (const Case& c :
+       {Case{"adamw", {.lr = 0.01F}}, Case{"adamw_decay", {.lr = 0.01F, .weight_decay = 0.3F}},
+        Case{"adamw_clip", {.lr = 0.01F, .max_grad_norm = 10}}}) {
+    const Compute compute(kernels::make_cpu_kernels());
+    Flat flat(fixture.get<float>(c.name + ".params.0"), compute);
+    auto adamw = AdamW::create(flat.model, c.options);
+    REQUIRE_OK(adamw);
+    for (int step = 1; step <= 6; ++step) {
+      flat.put(flat.model.grads(), fixture.get<float>(c.name + ".grads." + std::to_string(step)));
+      (*adamw)->step();
+      INFO(c.name << ", step " << step);
+      REQUIRE(largest_difference(flat.params(),
+                                 fixture.get<float>(c.name + ".params." + std::to_string(step))) <= 1e-6);
+      if (step != 3) continue;
+      const OptimizerState saved = (*adamw)->read_state();
+      REQUIRE(saved.steps == 3);
+      adamw = AdamW::create(flat.model, c.options);
+      REQUIRE_OK(adamw);
+      (*adamw)->write_state(saved);
+    }
+  }
+}
+
+TEST_CASE("a gradient scaler skips, backs off and grows where PyTorch's does") {
+  const test::Fixture fixture("pytorch_amp.safetensors");
+  const Compute compute(kernels::make_cpu_kernels());
+  Flat flat(fixture.get<float>("scaler.params.0"), compute);
+  auto sgd = Sgd::create(flat.model, {.lr = 0.01F});
+  REQUIRE_OK(sgd);
+  REQUIRE_OK((*sgd)->use_grad_scaler({.init_scale = 1024, .growth_interval = 2}));
+  const auto scales = fixture.get<float>("scaler.scales");
+  std::set<float> seen;
+  for (int step = 1; step <= 9; ++step) {
+    flat.put(flat.model.grads(), fixture.get<float>("scaler.grads." + std::to_string(step)));
+    (*sgd)->step();
+    INFO("step " << step);
+    REQUIRE(flat.params() == fixture.get<float>("scaler.params." + std::to_string(step)));
+    REQUIRE((*sgd)->step_state()->loss_scale == scales[static_cast<std::size_t>(step - 1)]);
+    seen.insert(scales[static_cast<std::size_t>(step - 1)]);
+    if (step != 4) continue;
+    const OptimizerState saved = (*sgd)->read_state();
+    sgd = Sgd::create(flat.model, {.lr = 0.01F});
+    REQUIRE_OK(sgd);
+    REQUIRE_OK((*sgd)->use_grad_scaler({.growth_interval = 2}));
+    (*sgd)->write_state(saved);
+  }
+  REQUIRE(seen.size() > 2);
+  for (const GradScalerOptions& wrong :
+       {GradScalerOptions{.init_scale = 0}, GradScalerOptions{.growth_factor = 1},
+        GradScalerOptions{.backoff_factor = 1}, GradScalerOptions{.growth_interval = 0}})
+    REQUIRE((*sgd)->use_grad_scaler(wrong).error().code == ErrorCode::kInvalidArgument);
+}
+
+TEST_CASE("label smoothing is PyTorch's") {
+  const test::Fixture fixture("pytorch_amp.safetensors");
+  const auto logits = fixture.get<float>("smoothing.logits"),
+             expected = fixture.get<float>("smoothing.gradient");
+  const auto labels = fixture.get<std::int32_t>("smoothing.labels");
+  for (const auto& make : {kernels::make_reference_kernels, kernels::make_cpu_kernels}) {
+    const auto kernels = make();
+    std::vector<float> gradient(logits.size());
+    LossTotals totals;
+    kernels->cross_entropy(logits.data(), labels.data(), 7, 13, gradient.data(), &totals,
+                           {.smoothing = 0.1F});
+    REQUIRE(largest_difference(gradient, expected) <= 1e-7);
+    REQUIRE(totals.loss_sum / 7 == Approx(fixture.get<float>("smoothing.loss")[0]).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("AdamW's options that make no sense are refused") {
+  nn::Model model = model_of(4);
+  REQUIRE_OK(model.allocate(Compute(kernels::make_reference_kernels())));
+  REQUIRE_FALSE(AdamW::create(model, {.lr = -1}));
+  REQUIRE_FALSE(AdamW::create(model, {.beta1 = 1}));
+  REQUIRE(AdamW::create(model, {.eps = -1}).error().message ==
+          "AdamW: eps is -1.000000; it must be finite and not negative");
 }
 
 TEST_CASE("learning rates by step are those of PyTorch's schedulers") {

@@ -94,8 +94,9 @@ TEST_CASE("one training step of ResNet-18 and -50 has PyTorch's logits, loss, gr
     std::copy(x.begin(), x.end(), plan.input());
     plan.forward();
     const std::array<std::int32_t, kBatch> labels{3, 0, 9, 3};
-    kernels::LossTotals totals;
-    compute->cross_entropy(plan.output(), labels.data(), kBatch, kClasses, plan.output_gradient(), &totals);
+    LossTotals totals;
+    compute->cross_entropy(plan.output(), labels.data(), kBatch, kClasses, plan.output_gradient(), &totals,
+                           {});
     require_close(std::span(plan.output(), kBatch * kClasses), fixture.get<float>(prefix + "logits"), logits);
     REQUIRE(totals.loss_sum / kBatch == Approx(fixture.get<float>(prefix + "loss")[0]).epsilon(logits));
     plan.backward();

@@ -125,7 +125,6 @@ TEST_CASE("a group that is lost during a capture is an error of the step on ever
     STEP(run.start(recording(tape), group, true));
     STEP(run.trainer().begin_epoch(std::vector<std::int32_t>(16, 0)));
     STEP(run.trainer().step());
-    STEP(run.trainer().step());
     if (inner.rank() == 0) inner.reductions_until_failure = 0;  // the agreement's
     const auto done = run.trainer().step();
     texts[static_cast<std::size_t>(inner.rank())] = done ? "no error" : done.error().message;
@@ -143,17 +142,17 @@ TEST_CASE("a group that is lost while steps are replayed is an error of the next
   REQUIRE_OK(run.start(recording(tape), group, true));
   REQUIRE_OK(run.trainer().begin_epoch(std::vector<std::int32_t>(40, 0)));
   for (int i = 0; i < 6; ++i) REQUIRE_OK(run.trainer().step());
-  REQUIRE(run.trainer().num_replays() == 3);
+  REQUIRE(run.trainer().num_replays() == 4);
   tape->lost = true;
   const auto failed = run.trainer().step();
   REQUIRE_FALSE(failed);
   REQUIRE(failed.error() == Error{ErrorCode::kPeerGone, "rank 1 is gone"});
-  REQUIRE(run.trainer().num_replays() == 3);
+  REQUIRE(run.trainer().num_replays() == 4);
 }
 
 TEST_CASE("a launch that fails is an error of its step, called, captured or replayed") {
   const auto single = make_single_group();
-  for (const int step : {0, 1, 2, 5}) {
+  for (const int step : {0, 1, 5}) {
     const auto tape = std::make_shared<Tape>();
     RecordingGroup group(*single, tape);
     TrainerRun run;
@@ -162,7 +161,7 @@ TEST_CASE("a launch that fails is an error of its step, called, captured or repl
     for (int i = 0; i < step; ++i) REQUIRE_OK(run.trainer().step());
     tape->calls_until_error = 0;
     auto failed = run.trainer().step();
-    if (step == 2) {  // the recording's own; the step was called instead
+    if (step == 1) {  // the recording's own; the step was called instead
       REQUIRE_OK(failed);
       tape->calls_until_error = 0;
       failed = run.trainer().step();
@@ -204,7 +203,7 @@ TEST_CASE("accumulated gradients and a momentum that starts anew are not replaye
         REQUIRE_OK(run.trainer().begin_epoch(std::vector<std::int32_t>{1, 2, 3, 4}));
         REQUIRE_OK(run.trainer().step());
       }
-      if (number > 0) run.trainer().optimizer().write_velocity({});
+      if (number > 0) run.trainer().optimizer().write_state({});
     }
     return run.outcome();
   };

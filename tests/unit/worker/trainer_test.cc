@@ -18,6 +18,7 @@ struct Job {
   nn::Model model = nn::mlp();
   std::unique_ptr<DistributedDataParallel> ddp;
   DeviceDataset data;
+  std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Trainer> trainer;
 
   Result<void> start(const ImageDataset& dataset, ProcessGroup& group, int batch_size) {
@@ -26,7 +27,8 @@ struct Job {
     const Compute compute(kernels::make_cpu_kernels());
     MUSTER_TRY(ddp, DistributedDataParallel::create(model, compute, group));
     MUSTER_TRY(data, DeviceDataset::upload(compute, dataset));
-    MUSTER_TRY(trainer, Trainer::create(*ddp, data, {.batch_size = batch_size, .sgd = {.lr = 0.01F}}));
+    MUSTER_TRY(optimizer, Sgd::create(model, {.lr = 0.01F}));
+    MUSTER_TRY(trainer, Trainer::create(*ddp, *optimizer, data, {.batch_size = batch_size}));
     return {};
   }
 };

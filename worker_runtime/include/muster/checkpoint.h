@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checkpoint: everything that a run needs to continue as if it had never stopped, in one safetensors file:
-// the parameters and buffers under their names, the momentum under momentum.<name>, and the state below as
-// the file's metadata together with a SHA-256 of it all. Replaced atomically: a full disk or a kill leaves
-// the previous one. Files are treated as hostile. One written within an epoch has a format of its own, so
-// that a program that knows nothing of it does not begin the epoch again. Written by rank 0, between steps.
-// Loading never changes anything before the whole file has been checked.
+// the parameters and buffers under their names, the optimizer's arenas as momentum.<name> and the like, and
+// the state below as the file's metadata together with a SHA-256 of it all. Replaced atomically: a full disk
+// or a kill leaves the previous one. Files are treated as hostile. One written within an epoch has a format
+// of its own, so that a program that knows nothing of it does not begin the epoch again. Written by rank 0,
+// between steps. Loading never changes anything before the whole file has been checked.
 #pragma once
 
 #include <cstdint>
@@ -37,25 +37,27 @@ struct TrainingState {
 
 struct Checkpoint {
   TrainingState state;
-  std::vector<float> params;    // in the layout of the model's arena
-  std::vector<float> buffers;   // likewise
-  std::vector<float> velocity;  // likewise; empty: no step was done
+  std::vector<float> params;             // in the layout of the model's arena
+  std::vector<float> buffers;            // likewise
+  std::vector<std::string> arena_names;  // of the optimizer that wrote it
+  OptimizerState optimizer;              // without arenas: no step was done
 };
 
 /// Writes `path`. kExhausted (disk full), kInvalidArgument (no permission), kIo: the file that was there is
 /// still there.
 [[nodiscard]] Result<void> save_checkpoint(const std::string& path, const nn::Model& model,
-                                           const Sgd& optimizer, const TrainingState& state);
+                                           const Optimizer& optimizer, const TrainingState& state);
 
 /// Reads and checks against `model` (its tensors) and `model_name`. kMismatch names the first tensor that
 /// differs, kCorrupt what is wrong with the file.
 [[nodiscard]] Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& model,
                                                  const std::string& model_name);
 
-/// Rank 0 reads `path`, every rank continues from it: parameters, momentum and state. A collective; when rank
-/// 0 fails, every rank returns an error and nothing has changed.
+/// Rank 0 reads `path`, every rank continues from it: parameters, optimizer and state. A collective; when
+/// rank 0 fails, every rank returns an error and nothing has changed. kMismatch: of another optimizer, too.
 [[nodiscard]] Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name,
-                                                       nn::Model& model, Sgd& optimizer, ProcessGroup& group);
+                                                       nn::Model& model, Optimizer& optimizer,
+                                                       ProcessGroup& group);
 
 /// Whether a checkpoint could be written there, to be asked before the work.
 [[nodiscard]] Result<void> check_checkpoint_path(const std::string& path);

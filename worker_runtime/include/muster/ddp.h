@@ -19,10 +19,6 @@
 #include <muster/result.h>
 
 namespace muster {
-namespace kernels {
-struct SgdState;
-}
-
 struct DdpOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< small, so that the first reduction starts early
   std::size_t bucket_bytes = std::size_t{25} << 20;       ///< PyTorch's bucket_cap_mb
@@ -101,9 +97,7 @@ class DistributedDataParallel {
   Progress* progress_ = nullptr;
   bool sync_ = true;
   bool has_accumulated_ = false;
-  float* accumulated_ = nullptr;           // sums of unsynchronised steps; allocated on first use
-  float* scratch_ = nullptr;               // for add()
-  kernels::SgdState* addition_ = nullptr;  // for add(); device memory
+  float* accumulated_ = nullptr;  // sums of unsynchronised steps; allocated on first use
 };
 
 }  // namespace muster

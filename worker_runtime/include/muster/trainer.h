@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trainer: the step of image classification (gather and normalise a batch, forward, cross-entropy, backward
-// with the gradients' reduction, SGD), and the evaluation. A step allocates nothing, makes no system call of
+// Trainer: the step of image classification (gather and normalise a batch, forward, loss, backward with the
+// gradients' reduction, optimizer), and the evaluation. A step allocates nothing, makes no system call of
 // its own and reads nothing back: losses add up on the device until asked for. On a GPU a step is captured
 // as a CUDA graph, reductions included, and then replayed: one launch instead of dozens. The
 // optimizer's options may change between steps: a captured step reads them on the device. Where a rank cannot
@@ -14,6 +14,7 @@
 
 #include <muster/ddp.h>
 #include <muster/image_dataset.h>
+#include <muster/loss.h>
 #include <muster/optim.h>
 #include <muster/progress.h>
 #include <muster/result.h>
@@ -22,7 +23,8 @@ namespace muster {
 
 struct TrainerOptions {
   int batch_size = 4;  ///< per rank
-  SgdOptions sgd;
+  /// What the model's output is compared with the labels by; nullptr: CrossEntropy.
+  std::shared_ptr<const Loss> loss = nullptr;
   float mean = 0.5F;  ///< pixels become (value / 255 - mean) / stddev
   float stddev = 0.5F;
   bool capture = true;  ///< on a GPU, replay steps as CUDA graphs; the same on every rank
@@ -44,9 +46,10 @@ struct Metrics {
 
 class Trainer {
  public:
-  /// `ddp` (with its model) and `train` outlive the trainer. kInvalidArgument: the images do not fit the
-  /// model.
+  /// `ddp` (with its model), `optimizer` (of that model) and `train` outlive the trainer. kInvalidArgument:
+  /// the images do not fit the model.
   [[nodiscard]] static Result<std::unique_ptr<Trainer>> create(DistributedDataParallel& ddp,
+                                                               Optimizer& optimizer,
                                                                const DeviceDataset& train,
                                                                const TrainerOptions& options);
   ~Trainer();
@@ -69,7 +72,7 @@ class Trainer {
   /// Over a whole data set, each sample once, divided over the ranks. A collective.
   [[nodiscard]] Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size = 100);
 
-  [[nodiscard]] Sgd& optimizer();
+  [[nodiscard]] Optimizer& optimizer();
   [[nodiscard]] nn::Model& model();
 
   /// Where the trainer tells the launcher its epoch (which it counts from 1), step and phase. A program that

@@ -86,13 +86,8 @@ class CpuKernels final : public HostKernels {
   }
 
   void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                     LossTotals* totals) override {
-    cross_entropy_vector(logits, labels, batch, classes, dlogits, totals);
-  }
-
-  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const SgdState* state) override {
-    sgd_step_vector(params, grads, velocity, count, *state);
+                     LossTotals* totals, const LossOptions& options) override {
+    cross_entropy_vector(logits, labels, batch, classes, dlogits, totals, options);
   }
 
  private:

@@ -2,6 +2,7 @@
 #include "worker_runtime/kernels/cpu/elementwise_vector.h"
 
 #include <cmath>
+#include <numeric>
 
 #include <muster/check.h>
 
@@ -82,10 +83,12 @@ HWY_INLINE float other_exponentials_narrow(const float* row, int classes, int la
 
 /// 4 rows of 10 classes: 0.20 us on one core of a Zen 4.
 void loss(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-          LossTotals* totals) {
+          LossTotals* totals, const LossOptions& options) {
   const Row eight;
   double loss_sum = 0;
   std::int64_t correct = 0;
+  const float factor = options.scale == nullptr ? 1.0F : *options.scale;
+  const float moved = options.smoothing * factor / static_cast<float>(batch);
   for (int n = 0; n < batch; ++n) {
     const float* HWY_RESTRICT row = logits + n * classes;
     float* HWY_RESTRICT out = dlogits == nullptr ? nullptr : dlogits + n * classes;
@@ -101,48 +104,19 @@ void loss(const float* logits, const std::int32_t* labels, int batch, int classe
     const double of_label = below == 0 ? 1.0 : std::exp(below), sum = others + of_label;
     loss_sum += below == 0 ? std::log1p(static_cast<double>(others)) : std::log(sum) - below;
     correct += winner == label ? 1 : 0;
+    if (options.smoothing != 0)
+      loss_sum += options.smoothing * (row[label] - std::accumulate(row, row + classes, 0.0) / classes);
     if (out == nullptr) continue;
-    const float scale = static_cast<float>(1.0 / (sum * batch));
+    const float scale = static_cast<float>(1.0 / (sum * batch)) * factor;
     for (int k = 0; k < classes; ++k) out[k] *= scale;
     out[label] = -others * scale;
+    if (options.smoothing == 0) continue;
+    for (int k = 0; k < classes; ++k) out[k] -= moved / static_cast<float>(classes);
+    out[label] += moved;
   }
   totals->loss_sum += loss_sum;
   totals->correct += correct;
   totals->num_samples += batch;
-}
-
-/// One parameter with PyTorch's roundings: additions of a product are fused, momentum times velocity is
-/// rounded.
-HWY_INLINE void sgd_scalar(float& p, float grad, float& v, const SgdState& state, bool fresh) {
-  const SgdOptions& options = state.options;
-  float g = grad * (state.grad_scale * state.clip);
-  if (options.weight_decay != 0) g = std::fma(options.weight_decay, p, g);
-  v = fresh ? g : options.momentum * v + g;
-  p = std::fma(-options.lr, options.nesterov ? std::fma(options.momentum, v, g) : v, p);
-}
-
-/// 44,426 parameters: 4.7 us on one core of a Zen 4, the time its five streams take from the second level
-/// cache.
-void sgd(float* HWY_RESTRICT params, const float* HWY_RESTRICT grads, float* HWY_RESTRICT velocity,
-         std::size_t count, const SgdState& state) {
-  const SgdOptions& options = state.options;
-  const bool fresh = state.first_step || options.momentum == 0;
-  std::size_t k = 0;
-#if HWY_NATIVE_FMA
-  const Wide d;
-  const auto scale = hn::Set(d, state.grad_scale * state.clip), decay = hn::Set(d, options.weight_decay);
-  const auto momentum = hn::Set(d, options.momentum), step = hn::Set(d, -options.lr);
-  for (; k + kLanes<Wide> <= count; k += kLanes<Wide>) {
-    const auto p = hn::LoadU(d, params + k);
-    auto g = hn::Mul(hn::LoadU(d, grads + k), scale);
-    if (options.weight_decay != 0) g = hn::MulAdd(decay, p, g);
-    const auto v = fresh ? g : hn::Add(hn::Mul(momentum, hn::LoadU(d, velocity + k)), g);
-    hn::StoreU(v, d, velocity + k);
-    hn::StoreU(hn::MulAdd(step, options.nesterov ? hn::MulAdd(momentum, v, g) : v, p), d, params + k);
-  }
-#endif
-  // The remainder; everything where the machine has no fused multiply-add (the C library computes it then).
-  for (; k < count; ++k) sgd_scalar(params[k], grads[k], velocity[k], state, fresh);
 }
 
 const char* target_name() {
@@ -170,7 +144,6 @@ namespace muster::kernels {
 
 HWY_EXPORT(gather);
 HWY_EXPORT(loss);
-HWY_EXPORT(sgd);
 HWY_EXPORT(target_name);
 
 void gather_normalize_vector(const std::uint8_t* images, const std::uint8_t* labels,
@@ -180,13 +153,8 @@ void gather_normalize_vector(const std::uint8_t* images, const std::uint8_t* lab
 }
 
 void cross_entropy_vector(const float* logits, const std::int32_t* labels, int batch, int classes,
-                          float* dlogits, LossTotals* totals) {
-  HWY_DYNAMIC_DISPATCH(loss)(logits, labels, batch, classes, dlogits, totals);
-}
-
-void sgd_step_vector(float* params, const float* grads, float* velocity, std::size_t count,
-                     const SgdState& state) {
-  HWY_DYNAMIC_DISPATCH(sgd)(params, grads, velocity, count, state);
+                          float* dlogits, LossTotals* totals, const LossOptions& options) {
+  HWY_DYNAMIC_DISPATCH(loss)(logits, labels, batch, classes, dlogits, totals, options);
 }
 
 const char* vector_target_name() {

@@ -18,9 +18,7 @@ void relu_max_pool_vector_forward(const PoolShape& shape, const float* x, float*
 void relu_max_pool_vector_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
                                    float* dx);
 void cross_entropy_vector(const float* logits, const std::int32_t* labels, int batch, int classes,
-                          float* dlogits, LossTotals* totals);
-void sgd_step_vector(float* params, const float* grads, float* velocity, std::size_t count,
-                     const SgdState& state);
+                          float* dlogits, LossTotals* totals, const LossOptions& options);
 
 /// The device and the vector instructions in use: "cpu (avx512)", "cpu (avx2)", ...
 [[nodiscard]] const char* vector_target_name();

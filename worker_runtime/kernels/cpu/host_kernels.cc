@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/kernels/cpu/host_kernels.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <numeric>
 #include <string>
 
 namespace muster::kernels {
@@ -67,23 +64,6 @@ void HostKernels::copy_on_device(void* to, const void* from, std::size_t size_by
 
 void HostKernels::zero(void* device, std::size_t size_bytes) {
   if (size_bytes != 0) std::memset(device, 0, size_bytes);
-}
-
-void HostKernels::clip_by_norm(const float* grads, std::size_t count, float max_norm, NormSums* sums,
-                               SgdState* state) {
-  // Many sums, so that one addition need not wait for the last.
-  constexpr std::size_t kLanes = 16;
-  static_assert(kLanes <= NormSums::kParts);
-  std::fill_n(sums->part, kLanes, 0.0);
-  std::size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    for (std::size_t lane = 0; lane < kLanes; ++lane)
-      sums->part[lane] += static_cast<double>(grads[i + lane]) * grads[i + lane];
-  double total = 0;
-  for (; i < count; ++i) total += static_cast<double>(grads[i]) * grads[i];
-  total = std::accumulate(sums->part, sums->part + kLanes, total);
-  const double clip = max_norm / (std::sqrt(total) * state->grad_scale + 1e-6);
-  state->clip = clip < 1 || std::isnan(clip) ? static_cast<float>(clip) : 1.0F;
 }
 
 Result<void> check_shape(const ConvShape& s) {

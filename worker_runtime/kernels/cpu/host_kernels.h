@@ -28,8 +28,6 @@ class HostKernels : public Kernels {
   void copy_to_host(void* host, const void* device, std::size_t size_bytes) final;
   void copy_on_device(void* to, const void* from, std::size_t size_bytes) final;
   void zero(void* device, std::size_t size_bytes) final;
-  void clip_by_norm(const float* grads, std::size_t count, float max_norm, NormSums* sums,
-                    SgdState* state) final;
   [[nodiscard]] Result<void> synchronize() final { return first_error_; }
   [[nodiscard]] Result<void> status() const final { return first_error_; }
   void report(const Error& error) final {

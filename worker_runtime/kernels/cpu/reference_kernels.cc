@@ -161,37 +161,27 @@ class ReferenceKernels final : public HostKernels {
   }
 
   void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                     LossTotals* totals) override {
+                     LossTotals* totals, const LossOptions& options) override {
     for (int n = 0; n < batch; ++n) {
       const float* row = logits + n * classes;
       MUSTER_CHECK(labels[n] >= 0 && labels[n] < classes, "a label is outside the classes of the model");
       const float* largest = std::max_element(row, row + classes);
       double sum = 0;
       for (int c = 0; c < classes; ++c) sum += std::exp(static_cast<double>(row[c]) - *largest);
-      totals->loss_sum += std::log(sum) + *largest - row[labels[n]];
+      const double smoothing = options.smoothing, spread = smoothing / classes;
+      double target = (1 - smoothing) * row[labels[n]];
+      for (int c = 0; c < classes; ++c) target += spread * row[c];
+      totals->loss_sum += std::log(sum) + *largest - target;
       totals->correct += largest - row == labels[n] ? 1 : 0;
       if (dlogits == nullptr) continue;
       for (int c = 0; c < classes; ++c) {
         const double p = std::exp(static_cast<double>(row[c]) - *largest) / sum;
-        dlogits[n * classes + c] = static_cast<float>((p - (c == labels[n] ? 1.0 : 0.0)) / batch);
+        const double wanted = (c == labels[n] ? 1.0 - smoothing : 0.0) + spread;
+        const double scale = options.scale == nullptr ? 1 : *options.scale;
+        dlogits[n * classes + c] = static_cast<float>((p - wanted) / batch * scale);
       }
     }
     totals->num_samples += batch;
-  }
-
-  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const SgdState* state) override {
-    const SgdOptions& options = state->options;
-    for (std::size_t k = 0; k < count; ++k) {
-      float g = grads[k] * (state->grad_scale * state->clip);
-      if (options.weight_decay != 0) g = std::fma(options.weight_decay, params[k], g);
-      // Two statements, two roundings: PyTorch's buf.mul_(momentum).add_(g). volatile keeps a compiler from
-      // fusing them.
-      volatile float decayed = options.momentum * velocity[k];
-      velocity[k] = state->first_step || options.momentum == 0 ? g : decayed + g;
-      const float d = options.nesterov ? std::fma(options.momentum, velocity[k], g) : velocity[k];
-      params[k] = std::fma(-options.lr, d, params[k]);
-    }
   }
 
  private:

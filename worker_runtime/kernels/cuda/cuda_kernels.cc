@@ -262,24 +262,9 @@ void CudaKernels::linear_backward(const LinearShape& shape, const float* x, cons
 }
 
 void CudaKernels::cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes,
-                                float* dlogits, LossTotals* totals) {
-  note(launch_cross_entropy({logits, labels, batch, classes, dlogits}, totals, selected()), "cross_entropy");
-}
-
-void CudaKernels::set_sgd_state(SgdState* state, const SgdState& value) {
-  note(launch_set_sgd_state(state, value, selected()), "set_sgd_state");
-}
-
-void CudaKernels::clip_by_norm(const float* grads, std::size_t count, float max_norm, NormSums* sums,
-                               SgdState* state) {
-  note(launch_clip_by_norm(grads, static_cast<std::int64_t>(count), max_norm, sums, state, selected()),
-       "clip_by_norm");
-}
-
-void CudaKernels::sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                           const SgdState* state) {
-  note(launch_sgd({params, grads, velocity, static_cast<std::int64_t>(count), state}, selected()),
-       "sgd_step");
+                                float* dlogits, LossTotals* totals, const LossOptions& options) {
+  note(launch_cross_entropy({logits, labels, batch, classes, dlogits, options}, totals, selected()),
+       "cross_entropy");
 }
 
 }  // namespace cuda

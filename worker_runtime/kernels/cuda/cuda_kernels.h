@@ -61,12 +61,7 @@ class CudaKernels final : public Kernels {
   void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy,
                        float* dx, float* dw, float* db, bool relu) override;
   void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                     LossTotals* totals) override;
-  void set_sgd_state(SgdState* state, const SgdState& value) override;
-  void clip_by_norm(const float* grads, std::size_t count, float max_norm, NormSums* sums,
-                    SgdState* state) override;
-  void sgd_step(float* params, const float* grads, float* velocity, std::size_t count,
-                const SgdState* state) override;
+                     LossTotals* totals, const LossOptions& options) override;
 
  private:
   explicit CudaKernels(int device) : device_(device) {}

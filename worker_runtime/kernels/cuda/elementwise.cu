@@ -28,41 +28,6 @@ __global__ void add_bias_kernel(float* y, const float* b, std::int64_t count, in
   add_bias_cell(y, b, count, channels, pixels, here());
 }
 
-__global__ void sgd_kernel(SgdArgs args) {
-  sgd_cell(args, here());
-}
-
-/// The sum of a block of 256 threads, for its first thread; the same order on each run.
-__device__ double block_sum(double value) {
-  __shared__ double warps[8];
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffU, value, offset);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  double total = 0;
-  for (const double warp : warps) total += warp;
-  return total;
-}
-
-__global__ void square_sums_kernel(const float* grads, std::int64_t count, NormSums* sums) {
-  double sum = 0;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += std::int64_t{gridDim.x} * blockDim.x)
-    sum += static_cast<double>(grads[i]) * grads[i];
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) sums->part[blockIdx.x] = sum;
-}
-
-__global__ void clip_kernel(float max_norm, const NormSums* sums, SgdState* state) {
-  const double total = block_sum(sums->part[threadIdx.x]);
-  if (threadIdx.x != 0) return;
-  const double clip = max_norm / (sqrt(total) * state->grad_scale + 1e-6);
-  state->clip = clip < 1 || clip != clip ? static_cast<float>(clip) : 1.0F;
-}
-
-__global__ void set_sgd_state_kernel(SgdState* state, SgdState value) {
-  *state = value;
-}
-
 __global__ void increment_kernel(std::uint32_t* counter) {
   // One thread, one writer: the kernels of a stream run in order. volatile: the host reads it while the GPU
   // works.
@@ -108,26 +73,6 @@ cudaError_t launch_add_bias(float* y, const float* b, std::int64_t count, int ch
   const Grid grid = flat_grid(count);
   if (grid.num_blocks() == 0) return cudaSuccess;
   add_bias_kernel<<<blocks_of(grid), grid.block, 0, stream>>>(y, b, count, channels, pixels);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_sgd(const SgdArgs& args, cudaStream_t stream) {
-  const Grid grid = flat_grid(args.count);
-  if (grid.num_blocks() == 0) return cudaSuccess;
-  sgd_kernel<<<blocks_of(grid), grid.block, 0, stream>>>(args);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_clip_by_norm(const float* grads, std::int64_t count, float max_norm, NormSums* sums,
-                                SgdState* state, cudaStream_t stream) {
-  static_assert(NormSums::kParts == 256);
-  square_sums_kernel<<<NormSums::kParts, 256, 0, stream>>>(grads, count, sums);
-  clip_kernel<<<1, NormSums::kParts, 0, stream>>>(max_norm, sums, state);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_set_sgd_state(SgdState* state, const SgdState& value, cudaStream_t stream) {
-  set_sgd_state_kernel<<<1, 1, 0, stream>>>(state, value);
   return cudaGetLastError();
 }
 

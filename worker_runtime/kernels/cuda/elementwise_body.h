@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bodies of the kernels in which each thread owns one element of the result: gathering a batch, pooling, the
-// ReLU mask, a per-channel bias and the optimizer. Launched by elementwise.cu, looped over on the CPU by
+// ReLU mask and a per-channel bias. Launched by elementwise.cu, looped over on the CPU by
 // tests/unit/cuda. Definitions (and the oracle) are in kernels.h and cpu/reference_kernels.cc.
 #pragma once
 
@@ -107,30 +107,6 @@ MUSTER_HD void add_bias_cell(float* y, const float* b, std::int64_t count, int c
                              Cell cell) {
   const std::int64_t i = flat_index(cell);
   if (i < count) y[i] += b[i / pixels % channels];
-}
-
-struct SgdArgs {
-  float* params;
-  const float* grads;
-  float* velocity;
-  std::int64_t count;
-  const SgdState* state;
-};
-
-/// Each operation rounds exactly where PyTorch's CPU loop does, so the result is the same bits.
-MUSTER_HD void sgd_cell(const SgdArgs& a, Cell cell) {
-  const std::int64_t i = flat_index(cell);
-  if (i >= a.count) return;
-  const SgdState state = *a.state;
-  const SgdOptions& options = state.options;
-  const float p = a.params[i];
-  float g = mul_rounded(a.grads[i], mul_rounded(state.grad_scale, state.clip));
-  if (options.weight_decay != 0.0F) g = fma_rounded(options.weight_decay, p, g);
-  float v = g;
-  if (!state.first_step && options.momentum != 0.0F)
-    v = add_rounded(mul_rounded(options.momentum, a.velocity[i]), g);
-  a.velocity[i] = v;
-  a.params[i] = fma_rounded(-options.lr, options.nesterov ? fma_rounded(options.momentum, v, g) : v, p);
 }
 
 }  // namespace muster::kernels::cuda

@@ -24,11 +24,6 @@ namespace muster::kernels::cuda {
                                            cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_add_bias(float* y, const float* b, std::int64_t count, int channels,
                                           int pixels, cudaStream_t stream);
-[[nodiscard]] cudaError_t launch_sgd(const SgdArgs& args, cudaStream_t stream);
-[[nodiscard]] cudaError_t launch_clip_by_norm(const float* grads, std::int64_t count, float max_norm,
-                                              NormSums* sums, SgdState* state, cudaStream_t stream);
-/// The value travels as the kernel's argument: the host's copy may change at once.
-[[nodiscard]] cudaError_t launch_set_sgd_state(SgdState* state, const SgdState& value, cudaStream_t stream);
 
 [[nodiscard]] cudaError_t launch_conv_forward(const ConvArgs& args, const float* x, const float* w,
                                               const float* b, float* y, cudaStream_t stream);

@@ -17,9 +17,10 @@ __global__ void __launch_bounds__(kLossWarps* kWarp) cross_entropy_kernel(LossAr
   for (int row = warp; row < args.batch; row += num_warps) {
     const Largest largest = warp_largest(loss_largest(args, row, lane));
     const float sum = warp_sum(loss_exp_sum(args, row, lane, largest.value));
+    const float logit_sum = warp_sum(loss_logit_sum(args, row, lane));
     loss_gradient(args, row, lane, largest.value, sum);
     if (lane == 0) {
-      loss += loss_of_row(args, row, largest.value, sum);
+      loss += loss_of_row(args, row, largest.value, sum, logit_sum);
       correct += largest.index == args.labels[row] ? 1 : 0;
     }
   }

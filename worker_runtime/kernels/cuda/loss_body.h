@@ -6,6 +6,7 @@
 #pragma once
 
 #include "worker_runtime/kernels/cuda/portable.h"
+#include "worker_runtime/kernels/kernels.h"
 
 namespace muster::kernels::cuda {
 
@@ -15,6 +16,7 @@ struct LossArgs {
   int batch;
   int classes;
   float* dlogits;  // (batch, classes) or nullptr
+  LossOptions options;
 };
 
 inline constexpr unsigned kLossWarps = 32;
@@ -41,6 +43,15 @@ MUSTER_HD Largest loss_largest(const LossArgs& a, int row, int lane) {
   return largest;
 }
 
+/// What label smoothing takes the sum of: the row's logits.
+MUSTER_HD float loss_logit_sum(const LossArgs& a, int row, int lane) {
+  if (a.options.smoothing == 0) return 0;
+  const float* logits = a.logits + std::int64_t{row} * a.classes;
+  float sum = 0.0F;
+  for (int c = lane; c < a.classes; c += static_cast<int>(kWarp)) sum += logits[c];
+  return sum;
+}
+
 MUSTER_HD float loss_exp_sum(const LossArgs& a, int row, int lane, float largest) {
   const float* logits = a.logits + std::int64_t{row} * a.classes;
   float sum = 0.0F;
@@ -53,19 +64,26 @@ MUSTER_HD void loss_gradient(const LossArgs& a, int row, int lane, float largest
   const float* logits = a.logits + std::int64_t{row} * a.classes;
   float* gradient = a.dlogits + std::int64_t{row} * a.classes;
   const int label = a.labels[row];
-  for (int c = lane; c < a.classes; c += static_cast<int>(kWarp))
-    gradient[c] =
-        (expf(logits[c] - largest) / sum - (c == label ? 1.0F : 0.0F)) / static_cast<float>(a.batch);
+  const float scale = a.options.scale == nullptr ? 1.0F : *a.options.scale;
+  const float spread = a.options.smoothing / static_cast<float>(a.classes);
+  for (int c = lane; c < a.classes; c += static_cast<int>(kWarp)) {
+    const float target = (c == label ? 1.0F - a.options.smoothing : 0.0F) + spread;
+    gradient[c] = (expf(logits[c] - largest) / sum - target) / static_cast<float>(a.batch) * scale;
+  }
 }
 
 /// The row's loss; NaN for a label outside the classes, which the loss then shows instead of reading past the
 /// row.
-MUSTER_HD double loss_of_row(const LossArgs& a, int row, float largest, float sum) {
+MUSTER_HD double loss_of_row(const LossArgs& a, int row, float largest, float sum, float logit_sum) {
   const int label = a.labels[row];
   if (label < 0 || label >= a.classes) return static_cast<double>(NAN);
   const float logit = a.logits[std::int64_t{row} * a.classes + label];
   // The difference of two logits first: both may be large, the loss small.
-  return static_cast<double>(logf(sum)) + (static_cast<double>(largest) - static_cast<double>(logit));
+  const double loss =
+      static_cast<double>(logf(sum)) + (static_cast<double>(largest) - static_cast<double>(logit));
+  if (a.options.smoothing == 0) return loss;
+  return loss + static_cast<double>(a.options.smoothing) *
+                    (static_cast<double>(logit) - static_cast<double>(logit_sum) / a.classes);
 }
 
 }  // namespace muster::kernels::cuda

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loss: what a model's output is compared with the labels by. CrossEntropy is muster's own; a program derives
+// its own and hands it to the Trainer.
+#pragma once
+
+#include <cstdint>
+
+#include <muster/compute.h>
+#include <muster/tensor.h>
+
+namespace muster {
+
+/// Sums over samples, on the device; add up over calls until zeroed.
+struct LossTotals {
+  double loss_sum = 0;
+  std::int64_t correct = 0;  // samples whose largest output (first of equals) is the label's
+  std::int64_t num_samples = 0;
+};
+
+/// What a loss works on; all of it in the memory of the model's device.
+struct LossFrame {
+  kernels::Kernels* kernels = nullptr;
+  Device device = Device::kCpu;
+  void* stream = nullptr;                // cudaStream_t
+  Tensor output;                         // float32
+  const std::int32_t* labels = nullptr;  // (batch)
+  Tensor gradient;  // of the mean loss by the output, times *scale, to be overwritten; none in evaluation
+  const float* scale = nullptr;  // GradScaler's; nullptr: 1
+  LossTotals* totals = nullptr;  // to be added to
+};
+
+class Loss {
+ public:
+  virtual ~Loss() = default;
+  /// Only enqueues where the device is a GPU; done on return on the CPU. Returns a cudaError_t, 0 on the CPU.
+  virtual int compute(const LossFrame& frame) const = 0;
+};
+
+/// torch.nn.CrossEntropyLoss.
+class CrossEntropy final : public Loss {
+ public:
+  /// `label_smoothing`: within 0 and 1.
+  explicit CrossEntropy(float label_smoothing = 0) : label_smoothing_(label_smoothing) {}
+  int compute(const LossFrame& frame) const override;
+
+ private:
+  float label_smoothing_;
+};
+
+}  // namespace muster
