@@ -288,6 +288,32 @@ def state_dict():
     write("pytorch_state_dict_logits.safetensors", {"x": x.numpy(), "logits": logits.numpy()})
 
 
+def garment_input():
+    """GarmentClassifier (seed 42), images, labels."""
+    torch.manual_seed(42)
+    generator = torch.Generator().manual_seed(3)
+    return GarmentClassifier(), torch.empty(4, 1, 28, 28).uniform_(-1, 1, generator=generator), torch.tensor([3, 0, 9, 3])
+
+
+class Bottleneck(nn.Module):
+    """A ResNet of one bottleneck."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8)
+        self.layer1 = nn.Sequential(Block(8, 4, 2, 4))
+        self.fc = nn.Linear(16, 5)
+
+    def forward(self, x):
+        return self.fc(self.layer1(F.relu(self.bn1(self.conv1(x)))).mean((2, 3)))
+
+
+def block_input():
+    torch.manual_seed(5)
+    generator = torch.Generator().manual_seed(5)
+    return Bottleneck(), torch.empty(8, 3, 6, 6).uniform_(-1, 1, generator=generator), torch.arange(8) % 5
+
+
 def amp():
     """Steps of torch.optim.AdamW, of SGD under a GradScaler that meets infinities, and label smoothing."""
     tensors = {}
@@ -326,6 +352,19 @@ def amp():
     labels = torch.randint(0, 13, (7,), generator=generator)
     loss = F.cross_entropy(logits, labels, label_smoothing=0.1)
     loss.backward()
+    for name, dtype in (("BF16", torch.bfloat16), ("F16", torch.float16)):
+        for kind, model, x, labels16 in (("garment", *garment_input()), ("block", *block_input())):
+            with torch.autocast("cpu", dtype=dtype):
+                logits16 = model(x)
+                loss16 = F.cross_entropy(logits16, labels16)
+            (loss16 * 128).backward()
+            tensors[f"{kind}.{name}.logits"] = logits16.detach().float().numpy()
+            tensors[f"{kind}.{name}.loss"] = loss16.detach().reshape(1).numpy()
+            tensors[f"{kind}.x"], tensors[f"{kind}.labels"] = x.numpy(), labels16.to(torch.int32).numpy()
+            for parameter, value in model.named_parameters():
+                tensors[f"{kind}.{name}.grad.{parameter}"] = value.grad[:16].numpy()
+                if kind == "block" and name == "BF16":
+                    tensors[f"block.{parameter}"] = value.detach().numpy()
     tensors.update({"smoothing.logits": logits.detach().numpy(), "smoothing.labels": labels.to(torch.int32).numpy(),
                     "smoothing.loss": loss.detach().reshape(1).numpy(), "smoothing.gradient": logits.grad.numpy()})
     write("pytorch_amp.safetensors", tensors)

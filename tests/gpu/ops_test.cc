@@ -27,8 +27,8 @@ struct Step {
 };
 
 /// A training step from fixed values, then the output in inference.
-Step step(const Compute& compute) {
-  auto model = nn::resnet(18, {3, 64, 64}, 10);
+Step step(const Compute& compute, DType autocast = DType::kFloat32) {
+  auto model = nn::resnet(18, {3, 64, 64}, 10, {.autocast = autocast});
   REQUIRE_OK(model);
   Generator generator(5);
   model->initialize(generator);
@@ -99,4 +99,15 @@ TEST_CASE("a training step of ResNet-18 on the GPU is the CPU's") {
   REQUIRE(difference(expected.buffers, actual.buffers) < 1e-4);
   REQUIRE(difference(expected.grads, actual.grads) <
           1e-2);  // a rounding that opens or closes a ReLU is a jump
+}
+
+TEST_CASE("a training step of ResNet-18 under autocast on the GPU is the CPU's within the type's precision") {
+  const Compute compute = gpu();
+  auto cpu = make_compute(Device::kCpu);
+  REQUIRE_OK(cpu);
+  for (const auto& [dtype, tolerance] : {std::pair(DType::kBFloat16, 5e-2), {DType::kFloat16, 1e-2}}) {
+    const Step expected = step(*cpu, dtype), actual = step(compute, dtype);
+    REQUIRE(difference(expected.output, actual.output) < tolerance);
+    REQUIRE(difference(expected.buffers, actual.buffers) < tolerance);
+  }
 }

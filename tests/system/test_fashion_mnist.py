@@ -286,3 +286,18 @@ def test_under_the_launcher_data_that_is_missing_ends_all_ranks(muster, tmp_path
     result = muster(2, f"--data={tmp_path}/none", seconds=30)
     assert result.returncode != 0
     assert f"data directory {tmp_path}/none: No such file or directory" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [("--optimizer=adamw", "--lr=0.002", "--label-smoothing=0.1"), ("--amp=bf16", "--lr=0.02"),
+                                   ("--amp=fp16", "--lr=0.02")])
+def test_optimizer_smoothing_and_mixed_precision(job, tmp_path, flags):
+    """Two epochs in one go, and with a checkpoint between: the same parameters; and it learns."""
+    common = ("--batch-size=64", "--device=cpu", *flags)
+    whole = job("--epochs=2", *common)
+    assert whole.returncode == 0, whole.stderr
+    saved = tmp_path / "run"
+    assert job("--epochs=1", f"--checkpoint={saved}", *common).returncode == 0
+    resumed = job("--epochs=2", f"--resume={saved}", *common)
+    assert resumed.returncode == 0, resumed.stderr
+    assert summary_of(resumed.stdout)["sha256"] == summary_of(whole.stdout)["sha256"]
+    assert summary_of(whole.stdout)["accuracy"] > 80

@@ -26,6 +26,7 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
   const std::map<std::string, DeviceChoice> devices{
       {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
   std::string device = "auto";
+  std::string amp = "off";
   std::string seed_text = "0";
   constexpr int kMax = 1'000'000'000;
   app.add_option("--epochs", o.epochs, "passes over the training set in all, those of a resumed run included")
@@ -41,6 +42,8 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
   app.add_option("--data", o.data, "directory of the IDX files, plain or .gz");
   app.add_option("--model", o.model, "garment (convolutions) or mlp")
       ->check(CLI::IsMember({"garment", "mlp"}));
+  app.add_option("--amp", amp, "mixed precision: fp16 with a gradient scaler")
+      ->check(CLI::IsMember({"off", "bf16", "fp16"}));
   app.add_option("--device", device, "auto: GPUs where there is one per rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option("--checkpoint", o.checkpoint,
@@ -72,6 +75,9 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
         muster::ErrorCode::kInvalidArgument,
         "--seed: '" + seed_text + "' is not a number from 0 to 2^64-1; see fashion_mnist --help");
   o.device = devices.at(device);
+  o.amp = amp == "off"    ? muster::DType::kFloat32
+          : amp == "bf16" ? muster::DType::kBFloat16
+                          : muster::DType::kFloat16;
   o.seed_given = seed->count() > 0;
   return parsed;
 }

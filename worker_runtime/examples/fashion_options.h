@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include <muster/dtype.h>
 #include <muster/result.h>
 
 namespace fashion {
@@ -18,6 +19,7 @@ struct Options {
   std::string optimizer = "sgd";  // or "adamw"
   float momentum = 0.9F;
   float label_smoothing = 0;
+  muster::DType amp = muster::DType::kFloat32;  // or kBFloat16, kFloat16
   std::uint64_t seed = 0;
   bool seed_given = false;
   std::string data;

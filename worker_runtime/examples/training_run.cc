@@ -103,8 +103,9 @@ muster::Result<void> TrainingRun::gather() {
   // Only the rank that writes it need be able to.
   if (context_.rank == 0 && !options_.checkpoint.empty())
     MUSTER_OK(muster::check_checkpoint_path(options_.checkpoint));
-  model_ = std::make_unique<muster::nn::Model>(options_.model == "mlp" ? muster::nn::mlp()
-                                                                       : muster::nn::garment_classifier());
+  const muster::nn::ModelOptions model{.autocast = options_.amp};
+  model_ = std::make_unique<muster::nn::Model>(
+      options_.model == "mlp" ? muster::nn::mlp(model) : muster::nn::garment_classifier(model));
   muster::Generator generator(options_.seed);
   model_->initialize(generator);
   MUSTER_TRY(ddp_, muster::DistributedDataParallel::create(*model_, compute_, *context_.group));
@@ -115,6 +116,7 @@ muster::Result<void> TrainingRun::gather() {
   } else {
     MUSTER_TRY(optimizer_, muster::Sgd::create(*model_, {.lr = options_.lr, .momentum = options_.momentum}));
   }
+  if (options_.amp == muster::DType::kFloat16) MUSTER_OK(optimizer_->use_grad_scaler({}));
   muster::TrainerOptions trainer;
   trainer.batch_size = options_.batch_size;
   trainer.loss = std::make_shared<const muster::CrossEntropy>(options_.label_smoothing);

@@ -58,9 +58,14 @@ Init constant(float value) {
 Result<Model> Model::create(Graph& graph, Value output, const ModelOptions& options) {
   if (graph.error_) return fail(*graph.error_);
   MUSTER_CHECK(output.graph_ == &graph, "a model of another graph's value");
+  if (options.autocast != DType::kFloat32 && options.autocast != DType::kBFloat16 &&
+      options.autocast != DType::kFloat16)
+    return fail(ErrorCode::kInvalidArgument,
+                "autocast to " + std::string(to_string(options.autocast)) + "; it takes F32, BF16 or F16");
   if (options.fuse) fuse(graph, output.index_);
   Model model;
   model.output_ = output.index_;
+  model.autocast_ = options.autocast;
   model.input_gradient_ = options.input_gradient;
   std::set<std::string> names;
   const auto place = [&](const Graph::Node& node, std::string_view suffix, std::vector<std::int64_t> shape,
@@ -167,16 +172,6 @@ void Model::write_params(std::span<const float> arena) {
 }
 void Model::write_buffers(std::span<const float> arena) {
   write(arena, buffer_arena_, host_buffers_, buffer_elements_);
-}
-
-Result<Plan*> Model::plan(int batch, Mode mode) {
-  MUSTER_CHECK(params_ != nullptr, "plan() before allocate()");
-  if (batch < 1) return fail(ErrorCode::kInvalidArgument, "a batch of " + std::to_string(batch) + " samples");
-  for (const auto& plan : plans_)
-    if (plan->batch_ == batch && plan->mode_ == mode) return plan.get();
-  MUSTER_TRY(std::unique_ptr<Plan> made, make_plan(batch, mode));
-  plans_.push_back(std::move(made));
-  return plans_.back().get();
 }
 
 }  // namespace muster::nn

@@ -4,190 +4,348 @@
 #include <limits>
 #include <numeric>
 
+#include <muster/check.h>
 #include <muster/nn.h>
 
 #include "worker_runtime/graph/memory_plan.h"
 #include "worker_runtime/kernels/kernels.h"
-#include "worker_runtime/ops/add/add.h"
+#include "worker_runtime/ops/cast/cast.h"
 
 namespace muster::nn {
 namespace {
 
-std::int64_t elements_of(const Shape& shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-}
-
 constexpr int kNever = -1;
+constexpr DType kF32 = DType::kFloat32;
 
 }  // namespace
 
 // Operation i runs forward at time i and backward at time 2n - i; the caller computes the loss at time n.
-Result<std::unique_ptr<Plan>> Model::make_plan(int batch, Mode mode) const {
-  const bool training = mode == Mode::kTraining;
-  const int n = static_cast<int>(nodes_.size());
-  const int end = 2 * n + 1;
-  const auto at = [](auto& list, int index) -> auto& {
+class Model::PlanBuilder {
+ public:
+  PlanBuilder(const Model& model, int batch, Mode mode)
+      : model_(model),
+        batch_(batch),
+        mode_(mode),
+        training_(mode == Mode::kTraining),
+        n_(static_cast<int>(model.nodes_.size())),
+        end_(2 * n_ + 1) {}
+
+  Result<std::unique_ptr<Plan>> build() {
+    find_gradients();
+    choose_types();
+    place_activations();
+    place_gradients();
+    return assemble();
+  }
+
+ private:
+  template <class List>
+  static decltype(auto) at(List& list, int index) {
     return list[static_cast<std::size_t>(index)];
-  };
-  const auto operation = [&](int i) -> const Operation* { return at(nodes_, i).operation.get(); };
-  const auto is_view = [&](int i) { return operation(i) != nullptr && operation(i)->is_view(); };
-  const auto num_values = shapes_.size();
+  }
+  const Operation* operation(int i) const { return at(model_.nodes_, i).operation.get(); }
+  const std::vector<int>& inputs(int i) const { return at(model_.nodes_, i).inputs; }
+  bool is_view(int i) const { return operation(i) != nullptr && operation(i)->is_view(); }
+  bool has_gradient(int value) const { return at(wanted_, value) && at(reached_, value); }
+  bool has_backward(int i) const { return operation(i) != nullptr && has_gradient(i + 1); }
+  int backward_time(int i) const { return 2 * n_ - i; }
+  int time_of_producer(int value) const { return value == 0 ? end_ : backward_time(value - 1); }
+  std::int64_t elements_of(int value) const {
+    const Shape& shape = at(model_.shapes_, value);
+    return std::accumulate(shape.begin(), shape.end(), std::int64_t{batch_}, std::multiplies<>());
+  }
+  std::size_t bytes_of(int value) const {
+    return static_cast<std::size_t>(elements_of(value)) * size_of(at(dtype_of_, value));
+  }
 
-  // Who reads each value, in the order of the operations; and which operations have a gradient to compute:
-  // those behind a parameter on whose output the loss depends.
-  struct Reader {
-    int operation;
-    std::size_t input;
-  };
-  std::vector<std::vector<Reader>> readers(num_values);
-  for (int i = 0; i < n; ++i)
-    for (std::size_t k = 0; k < at(nodes_, i).inputs.size(); ++k)
-      at(readers, at(nodes_, i).inputs[k]).push_back({i, k});
-  std::vector<bool> wanted(num_values, false), reached(num_values, false);
-  if (training) {
-    wanted[0] = input_gradient_;
-    for (int i = 0; i < n; ++i) {
+  /// The operations that have a gradient to compute: those behind a parameter on whose output the loss
+  /// depends.
+  void find_gradients() {
+    wanted_.assign(model_.shapes_.size(), false);
+    reached_ = wanted_;
+    if (!training_) return;
+    wanted_[0] = model_.input_gradient_;
+    for (int i = 0; i < n_; ++i) {
       bool any = operation(i) != nullptr && !operation(i)->parameters().empty();
-      for (const int input : at(nodes_, i).inputs) any = any || wanted[static_cast<std::size_t>(input)];
-      wanted[static_cast<std::size_t>(i) + 1] = any;
+      for (const int input : inputs(i)) any = any || at(wanted_, input);
+      at(wanted_, i + 1) = any;
     }
-    reached[static_cast<std::size_t>(output_)] = true;
-    for (int i = n - 1; i >= 0; --i)
-      if (reached[static_cast<std::size_t>(i) + 1])
-        for (const int input : at(nodes_, i).inputs) reached[static_cast<std::size_t>(input)] = true;
+    at(reached_, model_.output_) = true;
+    for (int i = n_ - 1; i >= 0; --i)
+      if (at(reached_, i + 1))
+        for (const int input : inputs(i)) at(reached_, input) = true;
   }
-  const auto has_gradient = [&](int value) {
-    return wanted[static_cast<std::size_t>(value)] && reached[static_cast<std::size_t>(value)];
-  };
-  const auto has_backward = [&](int i) { return operation(i) != nullptr && has_gradient(i + 1); };
 
-  MemoryPlan memory;
-  const auto rows = static_cast<std::size_t>(batch);
-  const auto bytes_of = [&](int value) {
-    return rows * static_cast<std::size_t>(elements_of(at(shapes_, value))) * sizeof(float);
-  };
-
-  // Activations: from the operation that writes them to the last that reads them. A view is its input's
-  // memory.
-  std::vector<int> block_of(num_values);
-  block_of[0] = memory.add(bytes_of(0), -1, -1);
-  const int labels = memory.add(rows * sizeof(std::int32_t), -1, end);
-  std::size_t workspace_bytes = 0;
-  for (int i = 0; i < n; ++i) {
-    if (operation(i) == nullptr) continue;
-    const int output = i + 1;
-    at(block_of, output) =
-        is_view(i) ? at(block_of, at(nodes_, i).inputs[0]) : memory.add(bytes_of(output), i, i);
-    if (has_backward(i) && !is_view(i) && operation(i)->backward_reads_y())
-      memory.use(at(block_of, output), 2 * n - i);
-    for (const int input : at(nodes_, i).inputs) {
-      memory.use(at(block_of, input), i);
-      if (has_backward(i) && !is_view(i) && operation(i)->backward_reads_x())
-        memory.use(at(block_of, input), 2 * n - i);
+  /// What each operation computes in and each value is kept in. The model's output is float32 whatever it was
+  /// computed in.
+  void choose_types() {
+    dtype_of_.assign(model_.shapes_.size(), kF32);
+    computed_in_.assign(static_cast<std::size_t>(n_), kF32);
+    if (model_.autocast_ == kF32) return;
+    for (int i = 0; i < n_; ++i) {
+      if (operation(i) == nullptr) continue;
+      const Autocast policy = operation(i)->autocast();
+      const bool lower =
+          policy == Autocast::kLower ||
+          (policy == Autocast::kPromote && std::none_of(inputs(i).begin(), inputs(i).end(), [&](int input) {
+             return at(dtype_of_, input) == kF32;
+           }));
+      if (lower) at(computed_in_, i) = at(dtype_of_, i + 1) = model_.autocast_;
     }
-    workspace_bytes = std::max(workspace_bytes, operation(i)->workspace_bytes(batch));
+    for (int value = model_.output_;; value = inputs(value - 1)[0]) {
+      at(dtype_of_, value) = kF32;
+      if (value == 0 || !is_view(value - 1)) return;
+    }
   }
-  memory.use(at(block_of, output_), end);
-  const int workspace = memory.add(workspace_bytes, -1, end);
 
-  // Gradients: from the first operation backward that writes one to the one whose output it is. The gradient
-  // of a view is its input's, if it is the first to write that one. Who writes after the first does so
-  // elsewhere, and it is added.
-  std::vector<int> gradient_of(num_values, kNever);
-  std::vector<std::vector<int>> dx_of(static_cast<std::size_t>(n)), sum_of(static_cast<std::size_t>(n));
-  const auto time_of_producer = [&](int value) { return value == 0 ? end : 2 * n - (value - 1); };
-  if (training && has_gradient(output_))
-    at(gradient_of, output_) = memory.add(bytes_of(output_), n, time_of_producer(output_));
-  else if (training)
-    at(gradient_of, output_) = memory.add(bytes_of(output_), n, end);
-  for (int i = n - 1; i >= 0; --i) {
-    at(dx_of, i).assign(at(nodes_, i).inputs.size(), kNever);
-    at(sum_of, i).assign(at(nodes_, i).inputs.size(), kNever);
-    if (!has_backward(i)) continue;
-    for (std::size_t k = 0; k < at(nodes_, i).inputs.size(); ++k) {
-      const int input = at(nodes_, i).inputs[k];
-      if (!has_gradient(input)) continue;
-      const int now = 2 * n - i;
-      const bool is_first = at(gradient_of, input) == kNever;
-      const int written = is_view(i) ? at(gradient_of, i + 1) : memory.add(bytes_of(input), now, now);
-      if (is_first) {
-        at(gradient_of, input) = written;
-        memory.use(written, time_of_producer(input));
-      } else {
-        at(sum_of, i)[k] = at(gradient_of, input);
+  /// From the operation that writes them to the last that reads them. A view is its input's memory.
+  void place_activations() {
+    block_of_.resize(model_.shapes_.size());
+    block_of_[0] = memory_.add(bytes_of(0), -1, -1);
+    labels_ = memory_.add(static_cast<std::size_t>(batch_) * sizeof(std::int32_t), -1, end_);
+    saved_of_.assign(static_cast<std::size_t>(n_), kNever);
+    forward_workspace_ = backward_workspace_ = saved_of_;
+    for (int i = 0; i < n_; ++i) {
+      if (operation(i) == nullptr) continue;
+      const int output = i + 1;
+      const bool reads = has_backward(i) && !is_view(i);
+      at(block_of_, output) = is_view(i) ? at(block_of_, inputs(i)[0]) : memory_.add(bytes_of(output), i, i);
+      if (reads && operation(i)->backward_reads_y()) memory_.use(at(block_of_, output), backward_time(i));
+      for (const int input : inputs(i)) {
+        memory_.use(at(block_of_, input), i);
+        if (reads && operation(i)->backward_reads_x()) memory_.use(at(block_of_, input), backward_time(i));
       }
-      at(dx_of, i)[k] = written;
+      at(saved_of_, i) =
+          memory_.add(operation(i)->saved_bytes(batch_), i, has_backward(i) ? backward_time(i) : i);
+      if (is_view(i)) continue;
+      at(forward_workspace_, i) = memory_.add(workspace_bytes(i, false), i, i);
+      if (has_backward(i))
+        at(backward_workspace_, i) =
+            memory_.add(workspace_bytes(i, true), backward_time(i), backward_time(i));
+    }
+    memory_.use(at(block_of_, model_.output_), end_);
+  }
+
+  /// From the first operation backward that writes one to the one whose output it is. The gradient of a view
+  /// is its input's, if it is the first to write that one. Who writes after the first does so elsewhere, and
+  /// it is added.
+  void place_gradients() {
+    gradient_of_.assign(model_.shapes_.size(), kNever);
+    dx_of_.resize(static_cast<std::size_t>(n_));
+    sum_of_.resize(static_cast<std::size_t>(n_));
+    const int output = model_.output_;
+    if (training_)
+      at(gradient_of_, output) =
+          memory_.add(bytes_of(output), n_, has_gradient(output) ? time_of_producer(output) : end_);
+    for (int i = n_ - 1; i >= 0; --i) {
+      at(dx_of_, i).assign(inputs(i).size(), kNever);
+      at(sum_of_, i).assign(inputs(i).size(), kNever);
+      if (!has_backward(i)) continue;
+      for (std::size_t k = 0; k < inputs(i).size(); ++k) {
+        const int input = inputs(i)[k];
+        if (!has_gradient(input)) continue;
+        const int now = backward_time(i);
+        const int written = is_view(i) ? at(gradient_of_, i + 1) : memory_.add(bytes_of(input), now, now);
+        at(dx_of_, i)[k] = written;
+        if (at(gradient_of_, input) != kNever) {
+          at(sum_of_, i)[k] = at(gradient_of_, input);
+          continue;
+        }
+        at(gradient_of_, input) = written;
+        memory_.use(written, time_of_producer(input));
+      }
     }
   }
-  std::vector<int> saved_of(static_cast<std::size_t>(n), kNever);
-  for (int i = 0; i < n; ++i)
-    if (operation(i) != nullptr)
-      at(saved_of, i) = memory.add(operation(i)->saved_bytes(batch), i, has_backward(i) ? 2 * n - i : i);
 
-  const MemoryPlan::Layout layout = memory.lay_out();
-  MUSTER_TRY(void* const arena, compute_->allocate(layout.size_bytes));
-  auto* const base = static_cast<std::uint8_t*>(arena);
-  const auto place = [&](int block) { return base + layout.offsets[static_cast<std::size_t>(block)]; };
-  const auto floats = [&](int block) { return reinterpret_cast<float*>(place(block)); };
-  const auto tensor = [&](int value, int block) {
+  /// Whether an operation sees a float32 copy of a value: one that is kept in or rounded to another type.
+  bool is_staged(int i, int value) const {
+    return at(dtype_of_, value) != kF32 || at(computed_in_, i) != kF32;
+  }
+  bool rounds_parameters(int i) const {
+    return at(computed_in_, i) != kF32 && operation(i)->autocast() == Autocast::kLower;
+  }
+  static std::size_t aligned(std::size_t bytes) {
+    constexpr std::size_t kAlignment = MemoryPlan::kAlignment;
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  static std::size_t float_bytes(std::int64_t count) {
+    return aligned(static_cast<std::size_t>(count) * sizeof(float));
+  }
+  /// The operation's own, and behind it the copies that stage() hands out.
+  std::size_t workspace_bytes(int i, bool backward) const {
+    std::size_t bytes = aligned(operation(i)->workspace_bytes(batch_));
+    for (const int input : inputs(i)) {
+      if (is_staged(i, input) && (!backward || operation(i)->backward_reads_x()))
+        bytes += float_bytes(elements_of(input));
+      if (backward && at(dtype_of_, input) != kF32) bytes += float_bytes(elements_of(input));
+    }
+    if (at(dtype_of_, i + 1) != kF32 && (!backward || operation(i)->backward_reads_y()))
+      bytes += float_bytes(elements_of(i + 1));
+    if (backward && is_staged(i, i + 1)) bytes += float_bytes(elements_of(i + 1));
+    if (rounds_parameters(i))
+      for (const ParameterSpec& spec : operation(i)->parameters())
+        bytes += float_bytes(
+            std::accumulate(spec.shape.begin(), spec.shape.end(), std::int64_t{1}, std::multiplies<>()));
+    return bytes;
+  }
+
+  std::uint8_t* place(int block) const { return base_ + at(layout_.offsets, block); }
+  float* floats(int block) const { return reinterpret_cast<float*>(place(block)); }
+  Tensor tensor(int value, int block) const {
     Tensor made;
     if (block != kNever) made.data = place(block);
-    made.device = compute_->device();
-    const Shape& shape = at(shapes_, value);
+    made.device = model_.compute_->device();
+    made.dtype = at(dtype_of_, value);
+    const Shape& shape = at(model_.shapes_, value);
     made.rank = static_cast<int>(shape.size()) + 1;
-    made.dims[0] = batch;
+    made.dims[0] = batch_;
     std::copy(shape.begin(), shape.end(), made.dims.begin() + 1);
     return made;
-  };
-
-  auto plan = std::make_unique<Plan>();
-  plan->kernels_ = compute_.get();
-  plan->mode_ = mode;
-  plan->batch_ = batch;
-  plan->size_bytes_ = layout.size_bytes;
-  plan->live_bytes_ = layout.live_bytes;
-  plan->input_ = floats(block_of[0]);
-  plan->labels_ = reinterpret_cast<std::int32_t*>(place(labels));
-  plan->output_ = floats(at(block_of, output_));
-  if (training) plan->output_gradient_ = floats(at(gradient_of, output_));
-  if (gradient_of[0] != kNever) plan->input_gradient_ = floats(gradient_of[0]);
-  plan->steps_.resize(static_cast<std::size_t>(n));
-  plan->first_operation_ = n;
-  std::size_t next_parameter = 0, next_buffer = 0;
-  for (int i = 0; i < n; ++i) {
-    if (operation(i) == nullptr) continue;
-    Plan::Step& step = at(plan->steps_, i);
-    if (!is_view(i)) {
-      MUSTER_OK(operation(i)->plan(*compute_, batch));
-      step.operation = operation(i);
-    }
-    Frame& frame = step.frame;
-    frame.mode = mode;
-    frame.kernels = compute_.get();
-    frame.device = compute_->device();
-    frame.stream = compute_->stream();
-    frame.y = tensor(i + 1, at(block_of, i + 1));
-    frame.dy = tensor(i + 1, has_backward(i) ? at(gradient_of, i + 1) : kNever);
-    frame.saved = place(at(saved_of, i));
-    frame.workspace = place(workspace);
-    for (std::size_t k = 0; k < at(nodes_, i).inputs.size(); ++k) {
-      const int input = at(nodes_, i).inputs[k];
-      frame.x.push_back(tensor(input, at(block_of, input)));
-      frame.dx.push_back(tensor(input, at(dx_of, i)[k]));
-      if (const int into = at(sum_of, i)[k]; into != kNever)
-        step.sums.push_back({floats(into), frame.dx[k].f32(), static_cast<std::size_t>(frame.dx[k].count())});
-    }
-    for (; next_parameter < parameters_.size() && parameters_[next_parameter].operation == i;
-         ++next_parameter) {
-      frame.params.push_back(params_ + parameters_[next_parameter].offset);
-      frame.grads.push_back(grads_ + parameters_[next_parameter].offset);
-    }
-    for (; next_buffer < buffers_.size() && buffers_[next_buffer].operation == i; ++next_buffer)
-      frame.buffers.push_back(buffer_arena_ + buffers_[next_buffer].offset);
-    step.has_backward = has_backward(i) && (step.operation != nullptr || !step.sums.empty());
-    if (step.has_backward) plan->first_operation_ = std::min(plan->first_operation_, i);
   }
-  return plan;
+
+  Result<std::unique_ptr<Plan>> assemble() {
+    layout_ = memory_.lay_out();
+    MUSTER_TRY(void* const arena, model_.compute_->allocate(layout_.size_bytes));
+    base_ = static_cast<std::uint8_t*>(arena);
+    auto plan = std::make_unique<Plan>();
+    plan->kernels_ = model_.compute_.get();
+    plan->mode_ = mode_;
+    plan->batch_ = batch_;
+    plan->size_bytes_ = layout_.size_bytes;
+    plan->live_bytes_ = layout_.live_bytes;
+    plan->input_ = floats(block_of_[0]);
+    plan->labels_ = reinterpret_cast<std::int32_t*>(place(labels_));
+    plan->output_ = floats(at(block_of_, model_.output_));
+    if (training_) plan->output_gradient_ = floats(at(gradient_of_, model_.output_));
+    if (gradient_of_[0] != kNever) plan->input_gradient_ = floats(gradient_of_[0]);
+    plan->steps_.resize(static_cast<std::size_t>(n_));
+    plan->first_operation_ = n_;
+    for (int i = 0; i < n_; ++i) {
+      if (operation(i) == nullptr) continue;
+      Plan::Step& step = at(plan->steps_, i);
+      if (!is_view(i)) {
+        MUSTER_OK(operation(i)->plan(*model_.compute_, batch_));
+        step.operation = operation(i);
+      }
+      fill_frame(i, step);
+      if (!is_view(i)) {
+        step.backward = step.forward;
+        stage(i, false, step);
+        if (has_backward(i)) stage(i, true, step);
+      }
+      for (std::size_t k = 0; k < inputs(i).size(); ++k)
+        if (const int into = at(sum_of_, i)[k]; into != kNever) {
+          const DType dtype = at(dtype_of_, inputs(i)[k]);
+          step.after_backward.push_back(
+              {place(at(dx_of_, i)[k]), place(into), dtype, dtype, kF32, true, elements_of(inputs(i)[k])});
+        }
+      step.has_backward = has_backward(i) && (step.operation != nullptr || !step.after_backward.empty());
+      if (step.has_backward) plan->first_operation_ = std::min(plan->first_operation_, i);
+    }
+    return plan;
+  }
+
+  void fill_frame(int i, Plan::Step& step) {
+    Frame& frame = step.forward;
+    frame.mode = mode_;
+    frame.kernels = model_.compute_.get();
+    frame.device = model_.compute_->device();
+    frame.stream = model_.compute_->stream();
+    frame.y = tensor(i + 1, at(block_of_, i + 1));
+    frame.dy = tensor(i + 1, has_backward(i) ? at(gradient_of_, i + 1) : kNever);
+    frame.saved = place(at(saved_of_, i));
+    for (std::size_t k = 0; k < inputs(i).size(); ++k) {
+      const int input = inputs(i)[k];
+      frame.x.push_back(tensor(input, at(block_of_, input)));
+      frame.dx.push_back(tensor(input, at(dx_of_, i)[k]));
+    }
+    parameter_of_.resize(static_cast<std::size_t>(n_));
+    at(parameter_of_, i) = next_parameter_;
+    for (; next_parameter_ < model_.parameters_.size() && model_.parameters_[next_parameter_].operation == i;
+         ++next_parameter_) {
+      const std::size_t offset = model_.parameters_[next_parameter_].offset;
+      frame.params.push_back(model_.params_ + offset);
+      frame.grads.push_back(model_.grads_ + offset);
+    }
+    for (; next_buffer_ < model_.buffers_.size() && model_.buffers_[next_buffer_].operation == i;
+         ++next_buffer_)
+      frame.buffers.push_back(model_.buffer_arena_ + model_.buffers_[next_buffer_].offset);
+  }
+
+  /// Replaces a frame's tensors by float32 copies where workspace_bytes() counts one, and says when to
+  /// convert.
+  void stage(int i, bool backward, Plan::Step& step) const {
+    Frame& frame = backward ? step.backward : step.forward;
+    std::vector<Cast>& before = backward ? step.before_backward : step.before_forward;
+    std::vector<Cast>& after = backward ? step.after_backward : step.after_forward;
+    const DType through = at(computed_in_, i);
+    frame.workspace = place(at(backward ? backward_workspace_ : forward_workspace_, i));
+    std::uint8_t* next = frame.workspace + aligned(operation(i)->workspace_bytes(batch_));
+    const auto copy_of = [&](Tensor& tensor) {
+      tensor.data = next;
+      tensor.dtype = kF32;
+      next += float_bytes(tensor.count());
+    };
+    const auto read = [&](Tensor& tensor) {
+      const Tensor kept = tensor;
+      if (kept.dtype == kF32 && through == kF32) return;
+      copy_of(tensor);
+      before.push_back({kept.data, tensor.data, kept.dtype, kF32, through, false, kept.count()});
+    };
+    const auto written = [&](Tensor& tensor) {
+      const Tensor kept = tensor;
+      if (!kept || (kept.dtype == kF32 && through == kF32)) return;
+      if (kept.dtype != kF32) copy_of(tensor);
+      after.push_back({tensor.data, kept.data, kF32, kept.dtype, through, false, kept.count()});
+    };
+    if (!backward || operation(i)->backward_reads_x())
+      for (Tensor& x : frame.x) read(x);
+    if (!backward) written(frame.y);
+    if (backward && operation(i)->backward_reads_y() && frame.y.dtype != kF32) read(frame.y);
+    if (backward) {
+      read(frame.dy);
+      for (Tensor& dx : frame.dx) written(dx);
+    }
+    if (!rounds_parameters(i)) return;
+    const std::size_t first = parameter_of_[static_cast<std::size_t>(i)];
+    for (std::size_t k = 0; k < frame.params.size(); ++k) {
+      const auto count = static_cast<std::int64_t>(model_.parameters_[first + k].count);
+      auto* const copy = reinterpret_cast<float*>(next);
+      next += float_bytes(count);
+      before.push_back({frame.params[k], copy, kF32, kF32, through, false, count});
+      frame.params[k] = copy;
+      if (backward) after.push_back({frame.grads[k], frame.grads[k], kF32, kF32, through, false, count});
+    }
+  }
+
+  const Model& model_;
+  const int batch_;
+  const Mode mode_;
+  const bool training_;
+  const int n_, end_;
+  MemoryPlan memory_;
+  MemoryPlan::Layout layout_;
+  std::uint8_t* base_ = nullptr;
+  std::vector<bool> wanted_, reached_;                       // per value
+  std::vector<DType> dtype_of_;                              // per value
+  std::vector<DType> computed_in_;                           // per operation
+  std::vector<int> block_of_, gradient_of_;                  // per value
+  std::vector<int> saved_of_;                                // per operation
+  std::vector<std::vector<int>> dx_of_, sum_of_;             // per operation and input
+  std::vector<int> forward_workspace_, backward_workspace_;  // per operation
+  std::vector<std::size_t> parameter_of_;                    // the first of an operation
+  int labels_ = kNever;
+  std::size_t next_parameter_ = 0, next_buffer_ = 0;
+};
+
+Result<Plan*> Model::plan(int batch, Mode mode) {
+  MUSTER_CHECK(params_ != nullptr, "plan() before allocate()");
+  if (batch < 1) return fail(ErrorCode::kInvalidArgument, "a batch of " + std::to_string(batch) + " samples");
+  for (const auto& plan : plans_)
+    if (plan->batch_ == batch && plan->mode_ == mode) return plan.get();
+  MUSTER_TRY(std::unique_ptr<Plan> made, PlanBuilder(*this, batch, mode).build());
+  plans_.push_back(std::move(made));
+  return plans_.back().get();
 }
 
 void Plan::forward() const {
@@ -196,7 +354,9 @@ void Plan::forward() const {
       kernels_->enqueue(
           [](const void* work) {
             const auto& s = *static_cast<const Step*>(work);
-            s.operation->forward(s.frame);
+            for (const Cast& before : s.before_forward) cast(s.forward, before);
+            s.operation->forward(s.forward);
+            for (const Cast& after : s.after_forward) cast(s.forward, after);
           },
           &step);
 }
@@ -207,8 +367,9 @@ void Plan::backward_operation(int operation) const {
   kernels_->enqueue(
       [](const void* work) {
         const auto& s = *static_cast<const Step*>(work);
-        if (s.operation != nullptr) s.operation->backward(s.frame);
-        for (const Step::Sum& sum : s.sums) add_into(s.frame, sum.into, sum.from, sum.count);
+        for (const Cast& before : s.before_backward) cast(s.forward, before);
+        if (s.operation != nullptr) s.operation->backward(s.backward);
+        for (const Cast& after : s.after_backward) cast(s.forward, after);
       },
       &step);
 }

@@ -60,11 +60,11 @@ Model garment_classifier(const ModelOptions& options) {
   return checked(Model::create(graph, x, options));
 }
 
-Model mlp() {
+Model mlp(const ModelOptions& options) {
   Graph graph({1, 28, 28});
   Value x = relu(linear("fc1", flatten(graph.input()), 512));
   x = relu(linear("fc2", x, 512));
-  return checked(Model::create(graph, linear("fc3", x, 10)));
+  return checked(Model::create(graph, linear("fc3", x, 10), options));
 }
 
 Result<Model> resnet(int depth, const Shape& input, int classes, const ModelOptions& options) {

@@ -7,7 +7,7 @@
 #include <muster/ddp.h>
 
 #include "worker_runtime/kernels/kernels.h"
-#include "worker_runtime/ops/add/add.h"
+#include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/training/bucket_plan.h"
 #include "worker_runtime/training/host_collectives.h"
 
@@ -174,12 +174,10 @@ Result<void> DistributedDataParallel::broadcast_buffers() {
 void DistributedDataParallel::add(float* into, const float* from, std::size_t count) {
   struct Sum {
     nn::Frame frame;
-    float* into;
-    const float* from;
-    std::size_t count;
+    Cast cast;
   };
   const Compute& compute = model_->compute();
-  Sum sum{{}, into, from, count};
+  Sum sum{{}, {.from = from, .to = into, .adds = true, .count = static_cast<std::int64_t>(count)}};
   sum.frame.kernels = compute.get();
   sum.frame.stream = compute->stream();
   sum.frame.device = sum.frame.stream != nullptr ? Device::kCuda : Device::kCpu;
@@ -187,7 +185,7 @@ void DistributedDataParallel::add(float* into, const float* from, std::size_t co
   compute->enqueue(
       [](const void* work) {
         const auto& s = *static_cast<const Sum*>(work);
-        nn::add_into(s.frame, s.into, s.from, s.count);
+        nn::cast(s.frame, s.cast);
       },
       &sum);
 }

@@ -54,7 +54,8 @@ TEST_CASE("without flags the seed benchmark's settings are used") {
 TEST_CASE("every flag is read") {
   const auto parsed =
       parse({"--epochs=3", "--batch-size", "64", "--lr=0.1", "--momentum=0", "--seed=18446744073709551615",
-             "--data=/d", "--model=mlp", "--device=cpu", "--checkpoint=c", "--resume=r", "--log-every=10"});
+             "--data=/d", "--model=mlp", "--device=cpu", "--checkpoint=c", "--resume=r", "--log-every=10",
+             "--optimizer=adamw", "--label-smoothing=0.1", "--amp=bf16"});
   REQUIRE_OK(parsed);
   const Options& o = parsed->options;
   REQUIRE(o.epochs == 3);
@@ -69,6 +70,9 @@ TEST_CASE("every flag is read") {
   REQUIRE(o.checkpoint == "c");
   REQUIRE(o.resume == "r");
   REQUIRE(o.log_every == 10);
+  REQUIRE(o.optimizer == "adamw");
+  REQUIRE(o.label_smoothing == 0.1F);
+  REQUIRE(o.amp == muster::DType::kBFloat16);
 }
 
 TEST_CASE("a wrong flag is refused in one line that names it") {
@@ -79,6 +83,9 @@ TEST_CASE("a wrong flag is refused in one line that names it") {
   REQUIRE_THAT(error_of({"--momentum=2"}), Contains("--momentum"));
   REQUIRE_THAT(error_of({"--model=resnet"}), Contains("--model"));
   REQUIRE_THAT(error_of({"--device=tpu"}), Contains("--device"));
+  REQUIRE_THAT(error_of({"--optimizer=adam"}), Contains("--optimizer"));
+  REQUIRE_THAT(error_of({"--amp=tf32"}), Contains("--amp"));
+  REQUIRE_THAT(error_of({"--label-smoothing=nan"}), Contains("--label-smoothing"));
   REQUIRE_THAT(error_of({"--log-every=0"}), Contains("--log-every"));
   REQUIRE_THAT(error_of({"--seed=-1"}), Contains("--seed"));
   REQUIRE_THAT(error_of({"--epochs"}), Contains("--epochs"));
@@ -88,8 +95,9 @@ TEST_CASE("a wrong flag is refused in one line that names it") {
 TEST_CASE("help shows every flag with its default") {
   const auto parsed = parse({"--help"});
   REQUIRE_OK(parsed);
-  for (const char* flag : {"--epochs", "--batch-size", "--lr", "--momentum", "--seed", "--data", "--model",
-                           "--device", "--checkpoint", "--resume", "--log-every"})
+  for (const char* flag :
+       {"--epochs", "--batch-size", "--lr", "--momentum", "--seed", "--data", "--model", "--device",
+        "--checkpoint", "--resume", "--log-every", "--optimizer", "--label-smoothing", "--amp"})
     REQUIRE_THAT(parsed->help, Contains(flag));
   REQUIRE_THAT(parsed->help, Contains("/usr/share/datasets/fashion-mnist"));
 }

@@ -3,30 +3,19 @@
 
 #include <muster/state_dict.h>
 
+#include "tests/support/bottleneck.h"
 #include "tests/support/fixture.h"
 #include "tests/support/temporary_directory.h"
 #include "worker_runtime/kernels/kernels.h"
 
 using namespace muster;
-using nn::Value;
 
 namespace {
 
-/// The network of state_dict() in tests/data/make_fixtures.py.
 nn::Model network(int classes = 5) {
   nn::Graph graph({3, 6, 6});
-  const auto conv = [](const std::string& name, Value x, int channels, int kernel, int stride) {
-    return nn::conv2d(
-        name, x,
-        {.out_channels = channels, .kernel = kernel, .stride = stride, .padding = kernel / 2, .bias = false});
-  };
-  Value x = nn::relu(nn::batch_norm2d("bn1", conv("conv1", graph.input(), 8, 3, 1)));
-  Value y = nn::relu(nn::batch_norm2d("layer1.0.bn1", conv("layer1.0.conv1", x, 4, 1, 1)));
-  y = nn::relu(nn::batch_norm2d("layer1.0.bn2", conv("layer1.0.conv2", y, 4, 3, 2)));
-  y = nn::batch_norm2d("layer1.0.bn3", conv("layer1.0.conv3", y, 16, 1, 1));
-  x = nn::batch_norm2d("layer1.0.downsample.1", conv("layer1.0.downsample.0", x, 16, 1, 2));
-  x = nn::relu(nn::add(y, x));
-  auto model = nn::Model::create(graph, nn::linear("fc", nn::flatten(nn::global_avg_pool2d(x)), classes));
+  const nn::Value y = test::bottleneck(graph.input(), classes);
+  auto model = nn::Model::create(graph, y);
   REQUIRE_OK(model);
   return *std::move(model);
 }

@@ -150,14 +150,10 @@ class Plan {
   struct Step {
     const Operation* operation = nullptr;  // nullptr: nothing to call forward
     bool has_backward = false;
-    Frame frame;
-    // Gradients that other operations have written already: what this one computes in dx is added to them.
-    struct Sum {
-      float* into;
-      const float* from;
-      std::size_t count;
-    };
-    std::vector<Sum> sums;
+    Frame forward, backward;
+    // Between the tensors' types and the frames' float32; and gradients that other operations have written
+    // already, to which what this one computes in dx is added.
+    std::vector<Cast> before_forward, after_forward, before_backward, after_backward;
   };
   std::vector<Step> steps_;  // one per operation of the graph
   kernels::Kernels* kernels_ = nullptr;
@@ -174,6 +170,9 @@ class Plan {
 };
 
 struct ModelOptions {
+  /// torch.autocast's dtype, kBFloat16 or kFloat16: convolutions and linear layers compute in it, what they
+  /// hand on is kept in it. Parameters, gradients and the model's output stay float32.
+  DType autocast = DType::kFloat32;
   bool fuse = true;             ///< replace pairs of operations by one that was measured to be faster
   bool input_gradient = false;  ///< backward() computes the gradient by the input too
 };
@@ -224,11 +223,12 @@ class Model {
   [[nodiscard]] std::vector<float> read(const float* arena, std::size_t elements,
                                         const std::vector<float>& host) const;
   void write(std::span<const float> arena, float* device, std::vector<float>& host, std::size_t elements);
-  [[nodiscard]] Result<std::unique_ptr<Plan>> make_plan(int batch, Mode mode) const;
+  class PlanBuilder;
 
   std::vector<Graph::Node> nodes_;
   std::vector<Shape> shapes_;
   int output_ = 0;
+  DType autocast_ = DType::kFloat32;
   bool input_gradient_ = false;
   std::vector<Parameter> parameters_, buffers_;
   std::size_t arena_elements_ = 0, buffer_elements_ = 0;
@@ -243,7 +243,7 @@ class Model {
 /// Of the tutorial "Training with PyTorch": conv 5x5 1->6, pool, conv 5x5 6->16, pool, 256-120-84-10.
 [[nodiscard]] Model garment_classifier(const ModelOptions& options = {});
 /// 784-512-512-10 with ReLU between, for (1, 28, 28) images. Parameter names fc1, fc2, fc3.
-[[nodiscard]] Model mlp();
+[[nodiscard]] Model mlp(const ModelOptions& options = {});
 /// torchvision's ResNet-18, -34 and -50 with its names, for images of `input` (3, 224, 224 there).
 /// kInvalidArgument: another depth, or images that are too small.
 [[nodiscard]] Result<Model> resnet(int depth, const Shape& input = {3, 224, 224}, int classes = 1000,

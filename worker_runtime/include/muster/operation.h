@@ -53,7 +53,14 @@ struct BufferSpec {
   float initial = 0;
 };
 
-/// What one operation works on in one plan; all tensors are in the memory of the plan's device.
+/// How an operation computes under ModelOptions::autocast; the lists are those of torch.autocast.
+enum class Autocast : std::uint8_t {
+  kLower,    ///< in the lower precision, its parameters too: Conv2d, Linear
+  kPromote,  ///< in the widest type of its inputs, its parameters in float32: all others
+  kFloat32,
+};
+
+/// What one operation works on in one plan; all tensors are float32, in the memory of the plan's device.
 struct Frame {
   Mode mode = Mode::kTraining;
   std::vector<Tensor> x;  // the inputs, in order
@@ -94,6 +101,7 @@ class Operation {
   [[nodiscard]] virtual bool is_view() const { return false; }
   /// Multiply-accumulates of one sample's forward pass, counted as THOP does (biases ignored).
   [[nodiscard]] virtual std::int64_t macs() const { return 0; }
+  [[nodiscard]] virtual Autocast autocast() const { return Autocast::kPromote; }
   /// Makes plans of libraries for a batch size, before its first step. kUnsupported where a device is
   /// missing.
   [[nodiscard]] virtual Result<void> plan(kernels::Kernels& /*kernels*/, int /*batch*/) const { return {}; }

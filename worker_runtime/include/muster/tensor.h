@@ -38,4 +38,14 @@ struct Tensor {
   [[nodiscard]] int width() const { return rank > 3 ? dims[3] : 1; }
 };
 
+/// A conversion between tensors of float32, bfloat16 and float16, done beside the operations of a plan.
+struct Cast {
+  const void* from = nullptr;
+  void* to = nullptr;
+  DType from_dtype = DType::kFloat32, to_dtype = DType::kFloat32;
+  DType through = DType::kFloat32;  ///< float32 to float32: what the values are rounded to
+  bool adds = false;                ///< to what is there
+  std::int64_t count = 0;
+};
+
 }  // namespace muster

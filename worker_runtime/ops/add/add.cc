@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/ops/add/add.h"
-
 #include <muster/nn.h>
 
 #include "worker_runtime/kernels/kernels.h"
@@ -16,14 +14,6 @@ int add_forward(const float* a, const float* b, float* y, std::int64_t count, vo
 
 namespace {
 
-void sum([[maybe_unused]] const Frame& f, const float* a, const float* b, float* y, std::size_t count) {
-#ifdef MUSTER_HAS_CUDA
-  if (f.device == Device::kCuda)
-    return f.report_cuda(cuda::add_forward(a, b, y, static_cast<std::int64_t>(count), f.stream), "add");
-#endif
-  for (std::size_t i = 0; i < count; ++i) y[i] = a[i] + b[i];
-}
-
 class Add final : public Operation {
  public:
   std::string_view type() const override { return "Add"; }
@@ -36,7 +26,13 @@ class Add final : public Operation {
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
-    sum(f, f.x[0].f32(), f.x[1].f32(), f.y.f32(), static_cast<std::size_t>(f.y.count()));
+    const float *a = f.x[0].f32(), *b = f.x[1].f32();
+    float* const y = f.y.f32();
+    const std::int64_t count = f.y.count();
+#ifdef MUSTER_HAS_CUDA
+    if (f.device == Device::kCuda) return f.report_cuda(cuda::add_forward(a, b, y, count, f.stream), "add");
+#endif
+    for (std::int64_t i = 0; i < count; ++i) y[i] = a[i] + b[i];
   }
   void backward(const Frame& f) const override {
     for (const Tensor& dx : f.dx)
@@ -45,10 +41,6 @@ class Add final : public Operation {
 };
 
 }  // namespace
-
-void add_into(const Frame& frame, float* into, const float* from, std::size_t count) {
-  sum(frame, into, from, into, count);
-}
 
 Value add(Value a, Value b) {
   return apply("", std::make_unique<Add>(), {a, b});

@@ -41,6 +41,7 @@ class Conv2d final : public Operation {
     return options_.bias ? 0 : static_cast<std::size_t>(shape_.out_channels) * sizeof(float);
   }
   bool backward_reads_y() const override { return false; }
+  Autocast autocast() const override { return Autocast::kLower; }
   std::int64_t macs() const override {
     return std::int64_t{shape_.out_height()} * shape_.out_width() * shape_.out_channels * shape_.in_channels *
            shape_.kernel * shape_.kernel;

@@ -31,6 +31,7 @@ class Linear final : public Operation {
     return {{"weight", {out_, in_}, kaiming_uniform(in_)}, {"bias", {out_}, uniform_by_fan_in(in_)}};
   }
   bool backward_reads_y() const override { return relu_; }
+  Autocast autocast() const override { return Autocast::kLower; }
   std::int64_t macs() const override { return std::int64_t{in_} * out_; }
   Result<void> plan(kernels::Kernels& kernels, int batch) const override {
     return kernels.plan_linear({batch, in_, out_});

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/ops/cast/cast.h"
+
+namespace muster::nn {
+
+#ifdef MUSTER_HAS_CUDA
+namespace cuda {
+int cast(const Cast& cast, void* stream);  // cast.cu
+}
+#endif
+
+namespace {
+
+/// A loop per pair of types: one that asks each element for them is three times as slow.
+template <DType kFrom, DType kTo, DType kThrough = DType::kFloat32>
+void cast_all(const Cast& c) {
+  const Cast fixed{c.from, c.to, kFrom, kTo, kThrough, c.adds, c.count};
+  for (std::int64_t i = 0; i < fixed.count; ++i) cast_element(fixed, i);
+}
+
+template <DType kHalf>
+void cast_half(const Cast& c) {
+  constexpr DType kFloat = DType::kFloat32;
+  if (c.from_dtype == kFloat)
+    return c.to_dtype == kFloat ? cast_all<kFloat, kFloat, kHalf>(c) : cast_all<kFloat, kHalf>(c);
+  return c.to_dtype == kFloat ? cast_all<kHalf, kFloat>(c) : cast_all<kHalf, kHalf>(c);
+}
+
+}  // namespace
+
+void cast([[maybe_unused]] const Frame& frame, const Cast& c) {
+#ifdef MUSTER_HAS_CUDA
+  if (frame.device == Device::kCuda) return frame.report_cuda(cuda::cast(c, frame.stream), "cast");
+#endif
+  for (const DType dtype : {c.from_dtype, c.to_dtype, c.through}) {
+    if (dtype == DType::kBFloat16) return cast_half<DType::kBFloat16>(c);
+    if (dtype == DType::kFloat16) return cast_half<DType::kFloat16>(c);
+  }
+  cast_all<DType::kFloat32, DType::kFloat32>(c);
+}
+
+}  // namespace muster::nn

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// bfloat16 and IEEE half precision by their bits, rounding to nearest even: the same on every CPU and GPU.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include <muster/dtype.h>
+
+#include "worker_runtime/kernels/cuda/portable.h"
+
+namespace muster::nn {
+
+template <class To, class From>
+MUSTER_HD To bits_as(From value) {
+  static_assert(sizeof(To) == sizeof(From));
+  To out;
+  memcpy(&out, &value, sizeof out);
+  return out;
+}
+
+MUSTER_HD float from_bf16(std::uint16_t half) {
+  return bits_as<float>(std::uint32_t{half} << 16U);
+}
+
+MUSTER_HD std::uint16_t to_bf16(float value) {
+  const auto bits = bits_as<std::uint32_t>(value);
+  if ((bits & 0x7fff'ffffU) > 0x7f80'0000U) return static_cast<std::uint16_t>(bits >> 16U | 0x40U);  // NaN
+  return static_cast<std::uint16_t>((bits + 0x7fffU + (bits >> 16U & 1U)) >> 16U);
+}
+
+MUSTER_HD float from_f16(std::uint16_t half) {
+  const std::uint32_t sign = (half & 0x8000U) << 16U, rest = half & 0x7fffU;
+  if (rest >= 0x7c00U) return bits_as<float>(sign | 0x7f80'0000U | (rest & 0x3ffU) << 13U);
+  const float small = static_cast<float>(rest) * 0x1p-24F;  // exact; the value of a subnormal
+  return bits_as<float>(sign |
+                        (rest < 0x400U ? bits_as<std::uint32_t>(small) : (rest << 13U) + (112U << 23U)));
+}
+
+MUSTER_HD std::uint16_t to_f16(float value) {
+  const auto bits = bits_as<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 16U & 0x8000U, rest = bits & 0x7fff'ffffU;
+  if (rest > 0x7f80'0000U) return static_cast<std::uint16_t>(sign | 0x7e00U);   // NaN
+  if (rest >= 0x477f'f000U) return static_cast<std::uint16_t>(sign | 0x7c00U);  // 65520 and more: infinity
+  // Below the least normal: a sum with 0.5 rounds to multiples of 2^-24, the subnormals' unit.
+  if (rest < 0x3880'0000U)
+    return static_cast<std::uint16_t>(
+        sign | (bits_as<std::uint32_t>(bits_as<float>(rest) + 0.5F) - bits_as<std::uint32_t>(0.5F)));
+  return static_cast<std::uint16_t>(sign | ((rest + 0xfffU + (rest >> 13U & 1U) - (112U << 23U)) >> 13U));
+}
+
+MUSTER_HD float load_as_float(const void* from, DType dtype, std::int64_t i) {
+  if (dtype == DType::kFloat32) return static_cast<const float*>(from)[i];
+  const std::uint16_t half = static_cast<const std::uint16_t*>(from)[i];
+  return dtype == DType::kBFloat16 ? from_bf16(half) : from_f16(half);
+}
+
+MUSTER_HD float rounded(float value, DType through) {
+  if (through == DType::kFloat32) return value;
+  return through == DType::kBFloat16 ? from_bf16(to_bf16(value)) : from_f16(to_f16(value));
+}
+
+MUSTER_HD void store_float(void* to, DType dtype, std::int64_t i, float value) {
+  if (dtype == DType::kFloat32)
+    static_cast<float*>(to)[i] = value;
+  else
+    static_cast<std::uint16_t*>(to)[i] = dtype == DType::kBFloat16 ? to_bf16(value) : to_f16(value);
+}
+
+}  // namespace muster::nn
