@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/max_pool/max_pool.h"
 #include "worker_runtime/optim/update.h"
 
 using namespace muster;
@@ -55,8 +56,8 @@ class Step {
       : k_(kernels),
         conv1_{batch, 1, 28, 28, 6, 5, 1, 0},
         conv2_{batch, 6, 12, 12, 16, 5, 1, 0},
-        pool1_{batch, 6, 24, 24, 2},
-        pool2_{batch, 16, 8, 8, 2},
+        pool1_{{batch * 6, 24, 24, 12, 12, 2, 2, 0}, true},
+        pool2_{{batch * 16, 8, 8, 4, 4, 2, 2, 0}, true},
         fc1_{batch, 256, 120},
         fc2_{batch, 120, 84},
         fc3_{batch, 84, 10},
@@ -109,9 +110,9 @@ class Step {
                                picked_);
          }},
         {"conv1 forward", [=, this] { k_.conv2d_forward(conv1_, x_, p + w1_, p + b1_, c1_); }},
-        {"pool1 forward", [this] { k_.relu_max_pool_forward(pool1_, c1_, p1_, a1_); }},
+        {"pool1 forward", [this] { nn::max_pool_forward(pool1_, c1_, p1_, a1_, nullptr); }},
         {"conv2 forward", [=, this] { k_.conv2d_forward(conv2_, p1_, p + w2_, p + b2_, c2_); }},
-        {"pool2 forward", [this] { k_.relu_max_pool_forward(pool2_, c2_, p2_, a2_); }},
+        {"pool2 forward", [this] { nn::max_pool_forward(pool2_, c2_, p2_, a2_, nullptr); }},
         {"fc1 forward", [=, this] { k_.linear_forward(fc1_, p2_, p + w3_, p + b3_, h1_, true); }},
         {"fc2 forward", [=, this] { k_.linear_forward(fc2_, h1_, p + w4_, p + b4_, h2_, true); }},
         {"fc3 forward", [=, this] { k_.linear_forward(fc3_, h2_, p + w5_, p + b5_, y_, false); }},
@@ -122,10 +123,10 @@ class Step {
          [=, this] { k_.linear_backward(fc2_, h1_, p + w4_, h2_, dh2_, dh1_, g + w4_, g + b4_, true); }},
         {"fc1 backward",
          [=, this] { k_.linear_backward(fc1_, p2_, p + w3_, h1_, dh1_, dp2_, g + w3_, g + b3_, true); }},
-        {"pool2 backward", [this] { k_.relu_max_pool_backward(pool2_, dp2_, a2_, dc2_); }},
+        {"pool2 backward", [this] { nn::max_pool_backward(pool2_, dp2_, a2_, dc2_, nullptr); }},
         {"conv2 backward",
          [=, this] { k_.conv2d_backward(conv2_, p1_, p + w2_, dc2_, dp1_, g + w2_, g + b2_); }},
-        {"pool1 backward", [this] { k_.relu_max_pool_backward(pool1_, dp1_, a1_, dc1_); }},
+        {"pool1 backward", [this] { nn::max_pool_backward(pool1_, dp1_, a1_, dc1_, nullptr); }},
         {"conv1 backward",
          [=, this] { k_.conv2d_backward(conv1_, x_, p + w1_, dc1_, nullptr, g + w1_, g + b1_); }},
         {"sgd", [=, this] { optim::sgd_update({}, state_, p, g, velocity_, kParameters); }},
@@ -139,7 +140,7 @@ class Step {
  private:
   Kernels& k_;
   ConvShape conv1_, conv2_;
-  PoolShape pool1_, pool2_;
+  nn::MaxPoolSizes pool1_, pool2_;
   LinearShape fc1_, fc2_, fc3_;
   int batch_, cursor_ = 0;
   StepState state_{.lr = 0.001F, .momentum = 0.9F};

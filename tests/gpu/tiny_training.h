@@ -73,7 +73,9 @@ class TinyTraining {
                               static_cast<std::int32_t*>(indices_), kBatch, 144, 0.5F, 0.5F, f(x_),
                               static_cast<std::int32_t*>(batch_labels_));
     kernels_.conv2d_forward(conv_, f(x_), p, p + kConvBias, f(a_));
-    kernels_.relu_max_pool_forward(pool_, f(a_), f(pooled_), static_cast<std::uint8_t*>(argmax_));
+    kernels_.report_cuda(nn::max_pool_forward(pool_, f(a_), f(pooled_), static_cast<std::uint8_t*>(argmax_),
+                                              kernels_.stream()),
+                         "max_pool");
     kernels_.linear_forward(hidden_, f(pooled_), p + kHidden, p + kHiddenBias, f(h_), true);
     kernels_.linear_forward(output_, f(h_), p + kOutput, p + kOutputBias, f(logits_), false);
     kernels_.cross_entropy(f(logits_), static_cast<std::int32_t*>(batch_labels_), kBatch, kClasses,
@@ -82,7 +84,9 @@ class TinyTraining {
                              g + kOutputBias, false);
     kernels_.linear_backward(hidden_, f(pooled_), p + kHidden, f(h_), f(dh_), f(dpooled_), g + kHidden,
                              g + kHiddenBias, true);
-    kernels_.relu_max_pool_backward(pool_, f(dpooled_), static_cast<std::uint8_t*>(argmax_), f(da_));
+    kernels_.report_cuda(nn::max_pool_backward(pool_, f(dpooled_), static_cast<std::uint8_t*>(argmax_),
+                                               f(da_), kernels_.stream()),
+                         "max_pool backward");
     kernels_.conv2d_backward(conv_, f(x_), p, f(da_), nullptr, g, g + kConvBias);
     if (reduce) MUSTER_OK(reduce(g, kParameters));
     const SgdOptions sgd;
@@ -126,7 +130,7 @@ class TinyTraining {
   kernels::Kernels& kernels_;
   const kernels::ConvShape conv_{
       .batch = kBatch, .in_channels = 1, .height = 12, .width = 12, .out_channels = 6, .kernel = 5};
-  const kernels::PoolShape pool_{kBatch, 6, 8, 8, 2};
+  const nn::MaxPoolSizes pool_ = pool_sizes(kBatch * 6, 8, 8, 2);
   const kernels::LinearShape hidden_{kBatch, 96, 20}, output_{kBatch, 20, kClasses};
   void *images_ = nullptr, *labels_ = nullptr, *params_ = nullptr, *grads_ = nullptr, *velocity_ = nullptr;
   void *indices_ = nullptr, *batch_labels_ = nullptr, *x_ = nullptr, *a_ = nullptr, *pooled_ = nullptr,

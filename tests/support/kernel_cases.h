@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/max_pool/max_pool.h"
 
 namespace muster::testing {
 
@@ -92,9 +93,15 @@ inline std::vector<kernels::ConvShape> conv_cases() {
   };
 }
 
-inline std::vector<kernels::PoolShape> pool_cases() {
-  return {{4, 6, 24, 24, 2}, {4, 16, 8, 8, 2}, {1, 1, 2, 2, 2},    {3, 5, 7, 9, 2},
-          {2, 3, 10, 11, 3}, {2, 2, 5, 5, 1},  {1, 2, 15, 15, 15}, {2, 1, 3, 4, 4}};
+/// relu and pooling of `planes` images by windows that do not overlap.
+inline nn::MaxPoolSizes pool_sizes(int planes, int height, int width, int window) {
+  return {{planes, height, width, height / window, width / window, window, window, 0}, true};
+}
+
+inline std::vector<nn::MaxPoolSizes> pool_cases() {
+  return {pool_sizes(24, 24, 24, 2), pool_sizes(64, 8, 8, 2),  pool_sizes(1, 2, 2, 2),
+          pool_sizes(15, 7, 9, 2),   pool_sizes(6, 10, 11, 3), pool_sizes(4, 5, 5, 1),
+          pool_sizes(2, 15, 15, 15), pool_sizes(2, 3, 4, 4)};
 }
 
 inline std::vector<kernels::LinearShape> linear_cases() {
@@ -109,9 +116,9 @@ inline std::string describe(const kernels::ConvShape& s) {
          std::to_string(s.padding);
 }
 
-inline std::string describe(const kernels::PoolShape& s) {
-  return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.channels) + "x" +
-         std::to_string(s.height) + "x" + std::to_string(s.width) + ", window " + std::to_string(s.window);
+inline std::string describe(const nn::MaxPoolSizes& s) {
+  return std::to_string(s.planes) + " planes of " + std::to_string(s.height) + "x" + std::to_string(s.width) +
+         ", window " + std::to_string(s.kernel);
 }
 
 inline std::string describe(const kernels::LinearShape& s) {

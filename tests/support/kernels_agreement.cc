@@ -99,30 +99,29 @@ void check_conv2d(Kernels& subject, const ConvShape& s) {
   REQUIRE(relative_error(download(subject, device_dw, dw.size()), dw) <= 1e-4);
 }
 
-void check_relu_max_pool(Kernels& subject, const PoolShape& s) {
+void check_relu_max_pool(Kernels& subject, const nn::MaxPoolSizes& s) {
   INFO(describe(s));
-  const auto reference = make_reference_kernels();
-  auto x = random_values(elements(s.batch, s.channels, s.height, s.width), 5);
+  auto x = random_values(elements(s.planes, s.height, s.width), 5);
   for (float& value : x) value = std::round(value * 4.0F) / 4.0F;  // many equals: the first must win
   if (x.size() > 6) {
     x[1] = std::numeric_limits<float>::quiet_NaN();
     for (std::size_t i = x.size() / 2; i < x.size(); ++i) x[i] = -std::abs(x[i]);  // windows without a winner
   }
-  const std::size_t outputs = elements(s.batch, s.channels, s.height / s.window, s.width / s.window);
+  const std::size_t outputs = elements(s.planes, s.out_height, s.out_width);
   const auto dy = random_values(outputs, 6);
   std::vector<float> y(outputs), dx(x.size());
-  std::vector<std::uint8_t> argmax(outputs);
-  reference->relu_max_pool_forward(s, x.data(), y.data(), argmax.data());
-  reference->relu_max_pool_backward(s, dy.data(), argmax.data(), dx.data());
+  std::vector<std::uint8_t> winner(outputs);
+  (void)nn::max_pool_forward(s, x.data(), y.data(), winner.data(), nullptr);
+  (void)nn::max_pool_backward(s, dy.data(), winner.data(), dx.data(), nullptr);
 
   float *device_y = output(subject, outputs), *device_dx = output(subject, dx.size());
-  auto* device_argmax = upload(subject, std::vector<std::uint8_t>(outputs, 77));
-  subject.relu_max_pool_forward(s, upload(subject, x), device_y, device_argmax);
+  auto* device_winner = upload(subject, std::vector<std::uint8_t>(outputs, 77));
+  REQUIRE(nn::max_pool_forward(s, upload(subject, x), device_y, device_winner, subject.stream()) == 0);
   const auto actual = download(subject, device_y, outputs);
   for (std::size_t i = 0; i < outputs; ++i)
     REQUIRE((actual[i] == y[i] || (std::isnan(actual[i]) && std::isnan(y[i]))));
-  REQUIRE(download(subject, device_argmax, outputs) == argmax);
-  subject.relu_max_pool_backward(s, upload(subject, dy), device_argmax, device_dx);
+  REQUIRE(download(subject, device_winner, outputs) == winner);
+  REQUIRE(nn::max_pool_backward(s, upload(subject, dy), device_winner, device_dx, subject.stream()) == 0);
   REQUIRE(download(subject, device_dx, dx.size()) == dx);
 }
 

@@ -140,14 +140,6 @@ class RecordingKernels final : public kernels::Kernels {
                        float* dx, float* dw, float* db) override {
     put([=, this] { inner_->conv2d_backward(shape, x, w, dy, dx, dw, db); });
   }
-  void relu_max_pool_forward(const kernels::PoolShape& shape, const float* x, float* y,
-                             std::uint8_t* argmax) override {
-    put([=, this] { inner_->relu_max_pool_forward(shape, x, y, argmax); });
-  }
-  void relu_max_pool_backward(const kernels::PoolShape& shape, const float* dy, const std::uint8_t* argmax,
-                              float* dx) override {
-    put([=, this] { inner_->relu_max_pool_backward(shape, dy, argmax, dx); });
-  }
   void linear_forward(const kernels::LinearShape& shape, const float* x, const float* w, const float* b,
                       float* y, bool relu) override {
     put([=, this] { inner_->linear_forward(shape, x, w, b, y, relu); });

@@ -33,13 +33,6 @@ struct ConvShape {
   friend bool operator==(const ConvShape&, const ConvShape&) = default;
 };
 
-/// Max-pooling without padding: x (batch, channels, height, width), y (batch, channels, height/window,
-/// width/window); stride = window; a remainder of rows and columns is ignored, as in PyTorch.
-struct PoolShape {
-  int batch = 0, channels = 0, height = 0, width = 0, window = 2;
-  friend bool operator==(const PoolShape&, const PoolShape&) = default;
-};
-
 /// x (batch, in_features), w (out_features, in_features), b (out_features), y (batch, out_features).
 struct LinearShape {
   int batch = 0, in_features = 0, out_features = 0;
@@ -113,15 +106,6 @@ class Kernels {
   /// 1e-4).
   virtual void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy,
                                float* dx, float* dw, float* db) = 0;
-
-  /// y = max over each window of max(x, 0); argmax (same shape as y) keeps the winner's place in the window,
-  /// row by row, first of equals, and 255 where the maximum is not positive. A NaN wins, as in PyTorch: a
-  /// model that diverged must show it in its loss. Exact.
-  virtual void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y,
-                                     std::uint8_t* argmax) = 0;
-  /// dx is overwritten: dy at the winners, 0 elsewhere. Exact.
-  virtual void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
-                                      float* dx) = 0;
 
   /// y = x w^T + b, then max(., 0) if `relu`. 1e-5.
   virtual void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b,

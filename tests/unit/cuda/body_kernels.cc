@@ -103,19 +103,6 @@ class BodyKernels final : public HostKernels {
     }
   }
 
-  void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y,
-                             std::uint8_t* argmax) override {
-    const PoolArgs args = arguments_of(shape);
-    for_each_cell(pool_forward_grid(args), [&](Cell cell) { pool_forward_cell(args, x, y, argmax, cell); });
-  }
-
-  void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
-                              float* dx) override {
-    const PoolArgs args = arguments_of(shape);
-    for_each_cell(pool_backward_grid(args),
-                  [&](Cell cell) { pool_backward_cell(args, dy, argmax, dx, cell); });
-  }
-
   void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
                       bool relu) override {
     const LinearArgs args = arguments_of(shape);

@@ -13,6 +13,7 @@
 #include <hwy/targets.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/kernel_cases.h"
 #include "tests/support/optimizer_forms.h"
 #include "tests/unit/worker/guarded.h"
 #include "worker_runtime/kernels/kernels.h"
@@ -207,11 +208,10 @@ TEST_CASE("the CPU linear layer equals the reference at odd sizes") {
 }
 
 TEST_CASE("the CPU pooling gives the reference's bits at every width, window and remainder, NaN included") {
-  const auto reference = make_reference_kernels();
   for (const int window : {1, 2, 3, 4})
     for (int width = window; width < 36; ++width)
       for (const int height : {window, 2 * window, 3 * window + 1}) {
-        const PoolShape s{2, 3, height, width, window};
+        const nn::MaxPoolSizes s = testing::pool_sizes(6, height, width, window);
         INFO(height << "x" << width << " window " << window);
         std::mt19937 rng(13);
         Floats x = random_floats(rng, std::int64_t{6} * height * width);
@@ -222,15 +222,21 @@ TEST_CASE("the CPU pooling gives the reference's bits at every width, window and
         const Floats dy = random_floats(rng, static_cast<std::int64_t>(num_y));
         Floats y(num_y), dx(x.size());
         std::vector<std::uint8_t> argmax(num_y);
-        reference->relu_max_pool_forward(s, x.data(), y.data(), argmax.data());
-        reference->relu_max_pool_backward(s, dy.data(), argmax.data(), dx.data());
+        for (std::size_t i = 0; i < num_y; ++i) {
+          nn::max_pool_element(s, x.data(), y.data(), argmax.data(), static_cast<std::int64_t>(i));
+          const int at = static_cast<int>(i), row = at / s.out_width % s.out_height,
+                    column = at % s.out_width;
+          if (const int place = argmax[i]; place != nn::kNoWinner)
+            dx[static_cast<std::size_t>(
+                (at / (s.out_height * s.out_width) * height + row * window + place / window) * width +
+                column * window + place % window)] = dy[i];
+        }
         on_every_target([&] {
-          const auto kernels = make_cpu_kernels();
           for (const bool guard : {false, true}) {
             Guarded<float> gx(x, guard), gdy(dy, guard), out_y(num_y, guard), out_dx(x.size(), guard);
             Guarded<std::uint8_t> out_argmax(num_y, guard);
-            kernels->relu_max_pool_forward(s, gx.data(), out_y.data(), out_argmax.data());
-            kernels->relu_max_pool_backward(s, gdy.data(), out_argmax.data(), out_dx.data());
+            (void)nn::max_pool_forward(s, gx.data(), out_y.data(), out_argmax.data(), nullptr);
+            (void)nn::max_pool_backward(s, gdy.data(), out_argmax.data(), out_dx.data(), nullptr);
             REQUIRE(same_bits(out_y.values(), y));
             REQUIRE(out_argmax.values() == argmax);
             REQUIRE(same_bits(out_dx.values(), dx));

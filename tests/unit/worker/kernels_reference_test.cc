@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/support/catch.h"
+#include "tests/support/kernel_cases.h"
 #include "worker_runtime/kernels/kernels.h"
 
 using namespace muster;
@@ -109,15 +110,14 @@ TEST_CASE("the reference linear layer's gradients are its finite differences, wi
 TEST_CASE(
     "the reference pooling takes the first of equals, nothing where nothing is positive, and a NaN "
     "anywhere") {
-  const auto kernels = make_reference_kernels();
-  const PoolShape s{1, 1, 3, 8, 2};
+  const nn::MaxPoolSizes s = testing::pool_sizes(1, 3, 8, 2);
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const Floats x{1, 2, -1, -2, 3, 3, 5, nan,  //
                  2, 0, -3, 0,  3, 3, 6, 4,    //
                  9, 9, 9,  9,  9, 9, 9, 9};   // the remainder row is ignored
   Floats y(4);
   std::vector<std::uint8_t> argmax(4);
-  kernels->relu_max_pool_forward(s, x.data(), y.data(), argmax.data());
+  for (int i = 0; i < 4; ++i) nn::max_pool_element(s, x.data(), y.data(), argmax.data(), i);
   REQUIRE(y[0] == 2);
   REQUIRE(y[1] == 0);
   REQUIRE(y[2] == 3);
@@ -126,12 +126,11 @@ TEST_CASE(
 }
 
 TEST_CASE("the reference pooling sends the gradient to the winners and zero elsewhere") {
-  const auto kernels = make_reference_kernels();
-  const PoolShape s{1, 1, 3, 5, 2};
+  const nn::MaxPoolSizes s = testing::pool_sizes(1, 3, 5, 2);
   const Floats dy{10, 20};
   const std::vector<std::uint8_t> argmax{3, 255};
   Floats dx(15, 7.0F);
-  kernels->relu_max_pool_backward(s, dy.data(), argmax.data(), dx.data());
+  (void)nn::max_pool_backward(s, dy.data(), argmax.data(), dx.data(), nullptr);
   Floats expected(15, 0.0F);
   expected[6] = 10;
   REQUIRE(dx == expected);

@@ -63,16 +63,6 @@ class CpuKernels final : public HostKernels {
     if (dx != nullptr) direct_conv_input_gradient(shape, w, dy, dx, scratch(direct_conv_scratch(shape)));
   }
 
-  void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y,
-                             std::uint8_t* argmax) override {
-    relu_max_pool_vector_forward(shape, x, y, argmax);
-  }
-
-  void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
-                              float* dx) override {
-    relu_max_pool_vector_backward(shape, dy, argmax, dx);
-  }
-
   void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
                       bool relu) override {
     linear_vector_forward(shape, x, w, b, y, relu);

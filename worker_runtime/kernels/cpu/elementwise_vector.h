@@ -14,9 +14,6 @@ namespace muster::kernels {
 void gather_normalize_vector(const std::uint8_t* images, const std::uint8_t* labels,
                              const std::int32_t* indices, int batch, int image_elements, float mean,
                              float stddev, float* x, std::int32_t* out_labels);
-void relu_max_pool_vector_forward(const PoolShape& shape, const float* x, float* y, std::uint8_t* argmax);
-void relu_max_pool_vector_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
-                                   float* dx);
 void cross_entropy_vector(const float* logits, const std::int32_t* labels, int batch, int classes,
                           float* dlogits, LossTotals* totals, const LossOptions& options);
 

@@ -89,40 +89,6 @@ class ReferenceKernels final : public HostKernels {
     if (dx != nullptr) store(sum_dx, dx);
   }
 
-  void relu_max_pool_forward(const PoolShape& s, const float* x, float* y, std::uint8_t* argmax) override {
-    const int rows = s.height / s.window, columns = s.width / s.window;
-    for (int plane = 0; plane < s.batch * s.channels; ++plane)
-      for (int i = 0; i < rows; ++i)
-        for (int j = 0; j < columns; ++j) {
-          float best = 0;
-          int winner = kNoWinner;
-          for (int k = 0; k < s.window * s.window; ++k) {
-            const int row = i * s.window + k / s.window, column = j * s.window + k % s.window;
-            const float value = x[(plane * s.height + row) * s.width + column];
-            if (value > best || std::isnan(value)) {
-              best = value;
-              winner = k;
-            }
-          }
-          y[(plane * rows + i) * columns + j] = best;
-          argmax[(plane * rows + i) * columns + j] = static_cast<std::uint8_t>(winner);
-        }
-  }
-
-  void relu_max_pool_backward(const PoolShape& s, const float* dy, const std::uint8_t* argmax,
-                              float* dx) override {
-    const int rows = s.height / s.window, columns = s.width / s.window;
-    std::fill_n(dx, std::int64_t{s.batch} * s.channels * s.height * s.width, 0.0F);
-    for (int plane = 0; plane < s.batch * s.channels; ++plane)
-      for (int i = 0; i < rows; ++i)
-        for (int j = 0; j < columns; ++j) {
-          const int from = (plane * rows + i) * columns + j, winner = argmax[from];
-          if (winner == kNoWinner) continue;
-          const int row = i * s.window + winner / s.window, column = j * s.window + winner % s.window;
-          dx[(plane * s.height + row) * s.width + column] = dy[from];
-        }
-  }
-
   void linear_forward(const LinearShape& s, const float* x, const float* w, const float* b, float* y,
                       bool relu) override {
     for (int n = 0; n < s.batch; ++n)
@@ -183,9 +149,6 @@ class ReferenceKernels final : public HostKernels {
     }
     totals->num_samples += batch;
   }
-
- private:
-  static constexpr int kNoWinner = 255;
 };
 
 }  // namespace

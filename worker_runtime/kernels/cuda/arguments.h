@@ -16,10 +16,6 @@ namespace muster::kernels::cuda {
           s.kernel, s.stride,      s.padding, s.out_height(), s.out_width()};
 }
 
-[[nodiscard]] inline PoolArgs arguments_of(const PoolShape& s) {
-  return {s.batch * s.channels, s.height, s.width, s.window, s.height / s.window, s.width / s.window};
-}
-
 [[nodiscard]] inline LinearArgs arguments_of(const LinearShape& s) {
   return {s.batch, s.in_features, s.out_features};
 }

@@ -223,16 +223,6 @@ void CudaKernels::conv2d_backward(const ConvShape& shape, const float* x, const 
   note(launch_conv_backward_filter(args, x, dy, nullptr, db, stream), "conv2d_backward (bias)");
 }
 
-void CudaKernels::relu_max_pool_forward(const PoolShape& shape, const float* x, float* y,
-                                        std::uint8_t* argmax) {
-  note(launch_pool_forward(arguments_of(shape), x, y, argmax, selected()), "relu_max_pool_forward");
-}
-
-void CudaKernels::relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
-                                         float* dx) {
-  note(launch_pool_backward(arguments_of(shape), dy, argmax, dx, selected()), "relu_max_pool_backward");
-}
-
 void CudaKernels::linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b,
                                  float* y, bool relu) {
   if (LinearPlan* plan = find(shape); plan != nullptr)

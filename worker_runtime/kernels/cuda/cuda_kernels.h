@@ -53,9 +53,6 @@ class CudaKernels final : public Kernels {
                       float* y) override;
   void conv2d_backward(const ConvShape& shape, const float* x, const float* w, const float* dy, float* dx,
                        float* dw, float* db) override;
-  void relu_max_pool_forward(const PoolShape& shape, const float* x, float* y, std::uint8_t* argmax) override;
-  void relu_max_pool_backward(const PoolShape& shape, const float* dy, const std::uint8_t* argmax,
-                              float* dx) override;
   void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
                       bool relu) override;
   void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy,

@@ -12,14 +12,6 @@ __global__ void gather_kernel(GatherArgs args) {
   gather_cell(args, here());
 }
 
-__global__ void pool_forward_kernel(PoolArgs args, const float* x, float* y, std::uint8_t* argmax) {
-  pool_forward_cell(args, x, y, argmax, here());
-}
-
-__global__ void pool_backward_kernel(PoolArgs args, const float* dy, const std::uint8_t* argmax, float* dx) {
-  pool_backward_cell(args, dy, argmax, dx, here());
-}
-
 __global__ void relu_mask_kernel(const float* y, float* dy, std::int64_t count) {
   relu_mask_cell(y, dy, count, here());
 }
@@ -42,22 +34,6 @@ cudaError_t launch_gather(const GatherArgs& args, cudaStream_t stream) {
   const Grid grid = grid_of(args);
   if (grid.num_blocks() == 0) return cudaSuccess;
   gather_kernel<<<blocks_of(grid), grid.block, 0, stream>>>(args);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_pool_forward(const PoolArgs& args, const float* x, float* y, std::uint8_t* argmax,
-                                cudaStream_t stream) {
-  const Grid grid = pool_forward_grid(args);
-  if (grid.num_blocks() == 0) return cudaSuccess;
-  pool_forward_kernel<<<blocks_of(grid), grid.block, 0, stream>>>(args, x, y, argmax);
-  return cudaGetLastError();
-}
-
-cudaError_t launch_pool_backward(const PoolArgs& args, const float* dy, const std::uint8_t* argmax, float* dx,
-                                 cudaStream_t stream) {
-  const Grid grid = pool_backward_grid(args);
-  if (grid.num_blocks() == 0) return cudaSuccess;
-  pool_backward_kernel<<<blocks_of(grid), grid.block, 0, stream>>>(args, dy, argmax, dx);
   return cudaGetLastError();
 }
 

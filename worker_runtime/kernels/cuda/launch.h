@@ -16,10 +16,6 @@
 namespace muster::kernels::cuda {
 
 [[nodiscard]] cudaError_t launch_gather(const GatherArgs& args, cudaStream_t stream);
-[[nodiscard]] cudaError_t launch_pool_forward(const PoolArgs& args, const float* x, float* y,
-                                              std::uint8_t* argmax, cudaStream_t stream);
-[[nodiscard]] cudaError_t launch_pool_backward(const PoolArgs& args, const float* dy,
-                                               const std::uint8_t* argmax, float* dx, cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_relu_mask(const float* y, float* dy, std::int64_t count,
                                            cudaStream_t stream);
 [[nodiscard]] cudaError_t launch_add_bias(float* y, const float* b, std::int64_t count, int channels,

@@ -5,20 +5,55 @@
 
 #include <muster/operation.h>
 
+#include "worker_runtime/kernels/cuda/portable.h"
+#include "worker_runtime/ops/pool2d_shape.h"
+
 namespace muster::nn {
 
 /// The same pooling of ReLU's input, if `operation` is a MaxPool2d whose windows neither overlap nor are
 /// padded; nullptr otherwise.
 [[nodiscard]] std::unique_ptr<Operation> max_pool_with_relu(const Operation& operation);
 
-struct Pool2dSizes;
+/// max(relu(x)) is the largest of a window and 0, which wins where nothing is positive.
+struct MaxPoolSizes : Pool2dSizes {
+  bool relu = false;
+};
+inline constexpr std::uint8_t kNoWinner = 255;
 
-#ifdef MUSTER_HAS_CUDA
-namespace cuda {
-int max_pool_forward(const Pool2dSizes& sizes, const float* x, float* y, std::uint8_t* winner, void* stream);
-int max_pool_backward(const Pool2dSizes& sizes, const float* dy, const std::uint8_t* winner, float* dx,
+/// One output. The winner is its place in the window, row by row: the first of equals; a NaN wins, as in
+/// PyTorch: a model that diverged must show it in its loss.
+MUSTER_HD void max_pool_element(const MaxPoolSizes& s, const float* x, float* y, std::uint8_t* winner,
+                                std::int64_t index) {
+  const auto i = static_cast<int>(index);
+  const int pixels = s.out_height * s.out_width;
+  const int plane = i / pixels, pixel = i - plane * pixels;
+  const int row0 = pixel / s.out_width * s.stride - s.padding;
+  const int column0 = pixel % s.out_width * s.stride - s.padding;
+  const float* image = x + std::int64_t{plane} * s.height * s.width;
+  float best = s.relu ? 0.0F : -INFINITY;
+  int place = s.relu ? kNoWinner : -1;
+  for (int p = row0 < 0 ? -row0 : 0; p < s.kernel && p < s.height - row0; ++p)
+    for (int q = column0 < 0 ? -column0 : 0; q < s.kernel && q < s.width - column0; ++q) {
+      const float value = image[(row0 + p) * s.width + column0 + q];
+      if (place < 0 || value > best || std::isnan(value)) {
+        best = value;
+        place = p * s.kernel + q;
+      }
+    }
+  y[i] = best;
+  winner[i] = static_cast<std::uint8_t>(place);
+}
+
+// On a GPU where there is a stream, at once on the CPU where there is none. Return a cudaError_t.
+int max_pool_forward(const MaxPoolSizes& sizes, const float* x, float* y, std::uint8_t* winner, void* stream);
+/// dx is overwritten.
+int max_pool_backward(const MaxPoolSizes& sizes, const float* dy, const std::uint8_t* winner, float* dx,
                       void* stream);
-}  // namespace cuda
-#endif
+
+/// By vectors, on the CPU; false: not these sizes. relu, windows of 2x2 without padding.
+[[nodiscard]] bool relu_max_pool_rows(const MaxPoolSizes& sizes, const float* x, float* y,
+                                      std::uint8_t* winner);
+[[nodiscard]] bool relu_max_unpool_rows(const MaxPoolSizes& sizes, const float* dy,
+                                        const std::uint8_t* winner, float* dx);
 
 }  // namespace muster::nn
