@@ -301,3 +301,14 @@ def test_optimizer_smoothing_and_mixed_precision(job, tmp_path, flags):
     assert resumed.returncode == 0, resumed.stderr
     assert summary_of(resumed.stdout)["sha256"] == summary_of(whole.stdout)["sha256"]
     assert summary_of(whole.stdout)["accuracy"] > 80
+
+
+def test_logical_shards_make_the_number_of_ranks_irrelevant(job, ranks):
+    flags = ("--epochs=1", "--batch-size=16", "--logical-shards=4", "--device=cpu")
+    sums = {summary_of(job(*flags).stdout)["sha256"]}
+    for world in (2, 4):
+        results = ranks(world, *flags)
+        assert [result.returncode for result in results] == [0] * world, results[0].stderr
+        sums.add(summary_of(results[0].stdout)["sha256"])
+    assert len(sums) == 1 and None not in sums
+    one_line_error(job("--logical-shards=6", "--device=cpu"), 1, "6 logical shards", "power of two")

@@ -46,6 +46,11 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
       ->check(CLI::IsMember({"off", "bf16", "fp16"}));
   app.add_option("--device", device, "auto: GPUs where there is one per rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option(
+         "--logical-shards", o.logical_shards,
+         "a power of two: batches of --batch-size per step over all ranks, which then does not depend on "
+         "their number, to the last bit; 0: one per rank")
+      ->check(CLI::Range(0, 65536));
   app.add_option("--checkpoint", o.checkpoint,
                  "file that rank 0 replaces after each epoch, and where SIGTERM stops the run");
   app.add_option("--resume", o.resume, "checkpoint to continue from");

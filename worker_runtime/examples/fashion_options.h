@@ -25,6 +25,7 @@ struct Options {
   std::string data;
   std::string model = "garment";  // or "mlp"
   DeviceChoice device = DeviceChoice::kAuto;
+  int logical_shards = 0;  // per step, of batch_size samples each; 0: one per rank
   std::string checkpoint;  // empty: none is written
   std::string resume;      // empty: from the beginning
   int log_every = 1000;    // steps

@@ -108,7 +108,8 @@ muster::Result<void> TrainingRun::gather() {
       options_.model == "mlp" ? muster::nn::mlp(model) : muster::nn::garment_classifier(model));
   muster::Generator generator(options_.seed);
   model_->initialize(generator);
-  MUSTER_TRY(ddp_, muster::DistributedDataParallel::create(*model_, compute_, *context_.group));
+  MUSTER_TRY(ddp_, muster::DistributedDataParallel::create(*model_, compute_, *context_.group,
+                                                           {.logical_shards = options_.logical_shards}));
   MUSTER_TRY(train_, muster::DeviceDataset::upload(compute_, train_images_));
   MUSTER_TRY(test_, muster::DeviceDataset::upload(compute_, test_images_));
   if (options_.optimizer == "adamw") {
@@ -224,7 +225,9 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
              muster::DistributedSampler::create({.num_samples = train_.size,
                                                  .rank = context_.rank,
                                                  .world_size = context_.world_size,
-                                                 .seed = state_.seed}));
+                                                 .seed = state_.seed,
+                                                 .logical_shards = options_.logical_shards,
+                                                 .batch_size = options_.batch_size}));
   sampler.set_epoch(static_cast<std::uint64_t>(state_.epoch));
   // A run that was preempted goes on behind the samples it has seen. Another number of ranks divides them
   // anew.
@@ -232,14 +235,15 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
   const auto seen =
       std::min(static_cast<std::size_t>(state_.epoch_samples / context_.world_size), indices.size());
   MUSTER_OK(trainer_->begin_epoch(std::span(indices).subspan(seen)));
-  const auto first_step = static_cast<std::int64_t>(seen) / options_.batch_size;
+  const int step_samples = options_.batch_size * ddp_->shards_per_rank();
+  const auto first_step = static_cast<std::int64_t>(seen) / step_samples;
   trainer_->progress().begin_epoch(state_.epoch + 1, trainer_->steps_in_epoch());
   ProgressView view{.epoch = static_cast<int>(state_.epoch) + 1,
                     .epochs = options_.epochs,
                     .step = first_step,
                     .steps = first_step + trainer_->steps_in_epoch(),
                     .loss = std::numeric_limits<double>::quiet_NaN(),
-                    .images_per_step = options_.batch_size * context_.world_size};
+                    .images_per_step = step_samples * context_.world_size};
   muster::Metrics epoch{.loss_sum = state_.epoch_loss_sum, .num_samples = state_.epoch_samples};
   bool stop = false;
   const Clock::time_point begin = Clock::now();

@@ -237,7 +237,7 @@ class Model::PlanBuilder {
         if (const int into = at(sum_of_, i)[k]; into != kNever) {
           const DType dtype = at(dtype_of_, inputs(i)[k]);
           step.after_backward.push_back(
-              {place(at(dx_of_, i)[k]), place(into), dtype, dtype, kF32, true, elements_of(inputs(i)[k])});
+              {place(at(dx_of_, i)[k]), place(into), dtype, dtype, kF32, true, 1, elements_of(inputs(i)[k])});
         }
       step.has_backward = has_backward(i) && (step.operation != nullptr || !step.after_backward.empty());
       if (step.has_backward) plan->first_operation_ = std::min(plan->first_operation_, i);
@@ -290,13 +290,13 @@ class Model::PlanBuilder {
       const Tensor kept = tensor;
       if (kept.dtype == kF32 && through == kF32) return;
       copy_of(tensor);
-      before.push_back({kept.data, tensor.data, kept.dtype, kF32, through, false, kept.count()});
+      before.push_back({kept.data, tensor.data, kept.dtype, kF32, through, false, 1, kept.count()});
     };
     const auto written = [&](Tensor& tensor) {
       const Tensor kept = tensor;
       if (!kept || (kept.dtype == kF32 && through == kF32)) return;
       if (kept.dtype != kF32) copy_of(tensor);
-      after.push_back({tensor.data, kept.data, kF32, kept.dtype, through, false, kept.count()});
+      after.push_back({tensor.data, kept.data, kF32, kept.dtype, through, false, 1, kept.count()});
     };
     if (!backward || operation(i)->backward_reads_x())
       for (Tensor& x : frame.x) read(x);
@@ -312,9 +312,9 @@ class Model::PlanBuilder {
       const auto count = static_cast<std::int64_t>(model_.parameters_[first + k].count);
       auto* const copy = reinterpret_cast<float*>(next);
       next += float_bytes(count);
-      before.push_back({frame.params[k], copy, kF32, kF32, through, false, count});
+      before.push_back({frame.params[k], copy, kF32, kF32, through, false, 1, count});
       frame.params[k] = copy;
-      if (backward) after.push_back({frame.grads[k], frame.grads[k], kF32, kF32, through, false, count});
+      if (backward) after.push_back({frame.grads[k], frame.grads[k], kF32, kF32, through, false, 1, count});
     }
   }
 

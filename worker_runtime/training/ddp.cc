@@ -10,6 +10,7 @@
 #include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/training/bucket_plan.h"
 #include "worker_runtime/training/host_collectives.h"
+#include "worker_runtime/training/logical_shards.h"
 
 namespace muster {
 namespace {
@@ -93,10 +94,25 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
   MUSTER_OK(group.broadcast({model.params(), model.arena_elements(), DType::kFloat32}, 0));
   // NOLINTNEXTLINE(cppcoreguidelines-owning-memory): private constructor
   std::unique_ptr<DistributedDataParallel> ddp(new DistributedDataParallel(model, group));
+  if (options.logical_shards != 0) {
+    MUSTER_TRY(ddp->shards_, LogicalShards::create(model, group, options.logical_shards));
+  }
   ddp->buckets_ = plan_buckets(model.parameters(), model.arena_elements(), options);
   ddp->outstanding_.reserve(ddp->buckets_.size());
   MUSTER_OK(ddp->broadcast_buffers());
   return ddp;
+}
+
+DistributedDataParallel::DistributedDataParallel(nn::Model& model, ProcessGroup& group)
+    : model_(&model), group_(&group) {}
+DistributedDataParallel::~DistributedDataParallel() = default;
+
+int DistributedDataParallel::shards_per_rank() const {
+  return shards_ == nullptr ? 1 : shards_->per_rank();
+}
+
+void DistributedDataParallel::begin_step() {
+  if (shards_ != nullptr) shards_->begin();
 }
 
 Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
@@ -109,6 +125,12 @@ Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
 Result<void> DistributedDataParallel::try_backward(const nn::Plan& plan) {
   std::size_t next = 0;
   enter("backward");
+  if (shards_ != nullptr) {
+    if (!sync_)
+      return fail(ErrorCode::kInvalidArgument, "ddp: no_sync() and logical shards exclude each other");
+    plan.backward();
+    return shards_->add();
+  }
   for (int operation = plan.last_operation(); operation >= plan.first_operation(); --operation) {
     plan.backward_operation(operation);
     if (!sync_) continue;

@@ -71,7 +71,10 @@ class Trainer::Impl {
     MUSTER_OK(upload(indices, epoch_indices_));
     position_ = 0;
     epoch_size_ = static_cast<std::int64_t>(indices.size());
-    if (const auto rest = static_cast<int>(epoch_size_ % options_.batch_size); rest != 0) {
+    if (epoch_size_ % shards() != 0)
+      return fail(ErrorCode::kInvalidArgument, std::to_string(epoch_size_) + " samples for " +
+                                                   std::to_string(shards()) + " shards of this rank");
+    if (const auto rest = static_cast<int>(epoch_size_ / shards() % options_.batch_size); rest != 0) {
       MUSTER_TRY(tail_, plan(rest, nn::Mode::kTraining));
     }
     progress_.begin_epoch(++epochs_, steps_in_epoch());
@@ -79,15 +82,16 @@ class Trainer::Impl {
   }
 
   std::int64_t steps_in_epoch() const {
-    return (epoch_size_ + options_.batch_size - 1) / options_.batch_size;
+    return (epoch_size_ / shards() + options_.batch_size - 1) / options_.batch_size;
   }
 
   Result<void> step() {
     MUSTER_CHECK(position_ < epoch_size_, "step() after the end of the epoch");
-    const auto rows = static_cast<int>(std::min<std::int64_t>(options_.batch_size, epoch_size_ - position_));
+    const auto rows = static_cast<int>(
+        std::min<std::int64_t>(options_.batch_size, (epoch_size_ - position_) / shards()));  // of a shard
     const Planned& planned = rows == options_.batch_size ? full_ : tail_;
     const std::int32_t* const indices = epoch_indices_.data + position_;
-    progress_.begin_step(position_ / options_.batch_size + 1);
+    progress_.begin_step(position_ / (options_.batch_size * shards()) + 1);
     MUSTER_OK(kernels_->status());
     // A step that accumulates changes what the next one does, so it is not to be repeated.
     if (steps_ == nullptr || ddp_->is_accumulating()) {
@@ -95,12 +99,13 @@ class Trainer::Impl {
     } else {
       MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
       progress_.enter("replay");
-      kernels_->copy_on_device(step_indices_, indices, static_cast<std::size_t>(rows) * sizeof *indices);
+      kernels_->copy_on_device(step_indices_, indices,
+                               static_cast<std::size_t>(rows * shards()) * sizeof *indices);
       optimizer_->prepare();
       MUSTER_OK(steps_->run(static_cast<std::uint64_t>(rows),
                             [this, &planned] { return enqueue(planned, step_indices_); }));
     }
-    position_ += rows;
+    position_ += std::int64_t{rows} * shards();
     progress_.enter("between steps");
     return kernels_->status();  // the kernels return nothing: a launch that failed shows here
   }
@@ -149,7 +154,7 @@ class Trainer::Impl {
   Result<void> prepare_capture() {
     auto recorder = options_.capture ? kernels_->make_step_recorder() : nullptr;
     if (recorder == nullptr) return {};
-    const auto bytes = static_cast<std::size_t>(options_.batch_size) * sizeof(std::int32_t);
+    const auto bytes = static_cast<std::size_t>(options_.batch_size * shards()) * sizeof(std::int32_t);
     MUSTER_TRY(void* const indices, kernels_->allocate(bytes));
     step_indices_ = static_cast<std::int32_t*>(indices);
     StepGraphHooks hooks;
@@ -168,6 +173,8 @@ class Trainer::Impl {
     steps_ = make_step_graph(std::move(recorder), std::move(hooks));
     return {};
   }
+
+  int shards() const { return ddp_->shards_per_rank(); }
 
   /// A plan and its loss.
   struct Planned {
@@ -198,9 +205,12 @@ class Trainer::Impl {
 
   /// The whole step.
   Result<void> enqueue(const Planned& planned, const std::int32_t* indices) {
-    progress_.enter("forward");
-    forward(train_, indices, planned);
-    MUSTER_OK(ddp_->backward(*planned.plan));
+    ddp_->begin_step();
+    for (int shard = 0; shard < shards(); ++shard) {
+      progress_.enter("forward");
+      forward(train_, indices + static_cast<std::ptrdiff_t>(shard) * planned.plan->batch(), planned);
+      MUSTER_OK(ddp_->backward(*planned.plan));
+    }
     progress_.enter("optimizer");
     optimizer_->step();
     return {};

@@ -2,6 +2,7 @@
 // DistributedDataParallel over processes and the real groups: shared memory and TCP.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <signal.h>
@@ -11,9 +12,12 @@
 
 #include <muster/ddp.h>
 #include <muster/init.h>
+#include <muster/sampler.h>
 
+#include "tests/support/bottleneck.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/trainer_run.h"
 #include "worker_runtime/kernels/kernels.h"
 
 using namespace muster;
@@ -170,4 +174,82 @@ TEST_CASE("a rank that is killed in the middle of training ends the others' step
     REQUIRE(statuses[0] == 0);
     REQUIRE(statuses[2] == 0);
   }
+}
+
+namespace {
+
+/// Parameters and buffers after `steps` steps over 8 logical shards of 2 samples.
+Result<std::string> train_sharded(ProcessGroup& group, bool batch_norm, int steps) {
+  constexpr int kShards = 8, kBatch = 2;
+  nn::Graph graph({3, 6, 6});
+  const nn::Value y = test::bottleneck(graph.input(), 10);
+  MUSTER_TRY(nn::Model small, nn::Model::create(graph, y));
+  nn::Model model = batch_norm ? std::move(small) : nn::garment_classifier();
+  Generator generator(3);
+  model.initialize(generator);
+  ImageDataset images = testing::striped_images(steps * kShards * kBatch - 3);  // the last batch is smaller
+  if (batch_norm) {
+    images.height = 12, images.width = 9;
+    images.images.resize(images.labels.size() * 108);
+  }
+  const Compute compute(kernels::make_cpu_kernels());
+  MUSTER_TRY(const auto ddp,
+             DistributedDataParallel::create(model, compute, group, {.logical_shards = kShards}));
+  MUSTER_TRY(const DeviceDataset data, DeviceDataset::upload(compute, images));
+  MUSTER_TRY(const auto sgd, Sgd::create(model, {.lr = 0.01F}));
+  MUSTER_TRY(const auto trainer, Trainer::create(*ddp, *sgd, data, {.batch_size = kBatch}));
+  MUSTER_TRY(const auto sampler, DistributedSampler::create({.num_samples = data.size,
+                                                             .rank = group.rank(),
+                                                             .world_size = group.world_size(),
+                                                             .logical_shards = kShards,
+                                                             .batch_size = kBatch}));
+  MUSTER_OK(trainer->begin_epoch(sampler.indices()));
+  if (trainer->steps_in_epoch() != steps) return fail(ErrorCode::kFailed, "another number of steps");
+  for (int step = 0; step < steps; ++step) MUSTER_OK(trainer->step());
+  std::string result = nn::parameters_sha256(model);
+  for (const float value : model.read_buffers())
+    result += " " + std::to_string(std::bit_cast<std::uint32_t>(value));
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("with logical shards, parameters do not depend on the number of ranks, to the last bit") {
+  for (const bool batch_norm : {false, true}) {
+    const int steps = batch_norm ? 60 : 500;
+    const auto single = make_single_group();
+    const auto expected = train_sharded(*single, batch_norm, steps);
+    REQUIRE_OK(expected);
+    for (const Backend backend : {Backend::kShm, Backend::kTcp})
+      for (const int world : {2, 4, 8}) {
+        INFO((backend == Backend::kShm ? "shm" : "tcp")
+             << ", world " << world << ", BatchNorm " << batch_norm);
+        const test::TemporaryDirectory dir;
+        const std::vector<int> statuses = fork_ranks(world, [&](int rank) {
+          const auto context = join(dir, rank, world, backend);
+          if (!context) return 2;
+          const auto actual = train_sharded(*context->group, batch_norm, steps);
+          if (!actual || !context->group->barrier()) return 3;
+          return *actual == *expected ? 0 : 4;
+        });
+        REQUIRE(statuses == std::vector<int>(static_cast<std::size_t>(world)));
+      }
+  }
+}
+
+TEST_CASE("logical shards that the ranks do not divide are refused on every rank") {
+  const test::TemporaryDirectory dir;
+  const std::vector<int> statuses = fork_ranks(3, [&](int rank) {
+    const auto context = join(dir, rank, 3, Backend::kShm);
+    if (!context) return 2;
+    nn::Model model = nn::mlp();
+    const auto ddp = DistributedDataParallel::create(model, Compute(kernels::make_cpu_kernels()),
+                                                     *context->group, {.logical_shards = 8});
+    return !ddp && ddp.error().message ==
+                       "ddp: 8 logical shards for 3 ranks; their number must be a power of two that the "
+                       "number of ranks divides"
+               ? 0
+               : 3;
+  });
+  REQUIRE(statuses == std::vector<int>(3));
 }

@@ -55,7 +55,7 @@ TEST_CASE("every flag is read") {
   const auto parsed =
       parse({"--epochs=3", "--batch-size", "64", "--lr=0.1", "--momentum=0", "--seed=18446744073709551615",
              "--data=/d", "--model=mlp", "--device=cpu", "--checkpoint=c", "--resume=r", "--log-every=10",
-             "--optimizer=adamw", "--label-smoothing=0.1", "--amp=bf16"});
+             "--optimizer=adamw", "--label-smoothing=0.1", "--amp=bf16", "--logical-shards=8"});
   REQUIRE_OK(parsed);
   const Options& o = parsed->options;
   REQUIRE(o.epochs == 3);
@@ -71,6 +71,7 @@ TEST_CASE("every flag is read") {
   REQUIRE(o.resume == "r");
   REQUIRE(o.log_every == 10);
   REQUIRE(o.optimizer == "adamw");
+  REQUIRE(o.logical_shards == 8);
   REQUIRE(o.label_smoothing == 0.1F);
   REQUIRE(o.amp == muster::DType::kBFloat16);
 }
@@ -95,9 +96,9 @@ TEST_CASE("a wrong flag is refused in one line that names it") {
 TEST_CASE("help shows every flag with its default") {
   const auto parsed = parse({"--help"});
   REQUIRE_OK(parsed);
-  for (const char* flag :
-       {"--epochs", "--batch-size", "--lr", "--momentum", "--seed", "--data", "--model", "--device",
-        "--checkpoint", "--resume", "--log-every", "--optimizer", "--label-smoothing", "--amp"})
+  for (const char* flag : {"--epochs", "--batch-size", "--lr", "--momentum", "--seed", "--data", "--model",
+                           "--device", "--checkpoint", "--resume", "--log-every", "--optimizer",
+                           "--label-smoothing", "--amp", "--logical-shards"})
     REQUIRE_THAT(parsed->help, Contains(flag));
   REQUIRE_THAT(parsed->help, Contains("/usr/share/datasets/fashion-mnist"));
 }

@@ -22,6 +22,9 @@ namespace muster {
 struct DdpOptions {
   std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< small, so that the first reduction starts early
   std::size_t bucket_bytes = std::size_t{25} << 20;       ///< PyTorch's bucket_cap_mb
+  /// The same bits on any number of ranks that divides it: so many shards of each batch are summed by one
+  /// tree. A power of two; 0: none, gradients are reduced in buckets. SamplerOptions has its counterpart.
+  int logical_shards = 0;
 };
 
 /// A contiguous range of the gradient arena that is reduced at once.
@@ -35,8 +38,13 @@ struct Bucket {
   friend bool operator==(const Bucket&, const Bucket&) = default;
 };
 
+class LogicalShards;
+
 class DistributedDataParallel {
  public:
+  ~DistributedDataParallel();
+  DistributedDataParallel(const DistributedDataParallel&) = delete;
+  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
   /// Checks that all ranks hold the same model (kMismatch names the first difference), allocates `model` with
   /// gradient memory of the group and gives every rank rank 0's parameters. A collective. All arguments
   /// outlive the object.
@@ -51,6 +59,11 @@ class DistributedDataParallel {
   /// which changes nothing before they are used: to be called before an evaluation, as Trainer does, or
   /// before they are saved by another rank than 0. A collective.
   [[nodiscard]] Result<void> broadcast_buffers();
+
+  /// Shards of each rank: a step is begin_step(), then a forward and a backward() for each. 1 without
+  /// logical shards.
+  [[nodiscard]] int shards_per_rank() const;
+  void begin_step();
 
   /// While the returned object lives, backward() only adds to this rank's gradients; the first backward()
   /// afterwards reduces the sum. For gradient accumulation.
@@ -80,7 +93,7 @@ class DistributedDataParallel {
   [[nodiscard]] nn::Model& model() const { return *model_; }
 
  private:
-  DistributedDataParallel(nn::Model& model, ProcessGroup& group) : model_(&model), group_(&group) {}
+  DistributedDataParallel(nn::Model& model, ProcessGroup& group);
   [[nodiscard]] Result<void> try_backward(const nn::Plan& plan);
   [[nodiscard]] Result<void> bucket_ready(std::size_t index);
   [[nodiscard]] Result<void> wait_for_outstanding();
@@ -93,6 +106,7 @@ class DistributedDataParallel {
   nn::Model* model_;
   ProcessGroup* group_;
   std::vector<Bucket> buckets_;
+  std::unique_ptr<LogicalShards> shards_;
   std::vector<std::unique_ptr<Work>> outstanding_;  // started, in order; empty between steps
   Progress* progress_ = nullptr;
   bool sync_ = true;

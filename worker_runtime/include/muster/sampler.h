@@ -20,6 +20,10 @@ struct SamplerOptions {
   std::uint64_t seed = 0;
   bool drop_last =
       false;  ///< false: repeats samples so that all ranks get equally many; true: leaves a tail out
+  /// DdpOptions::logical_shards: samples are dealt to so many shards as if each were a rank; a rank's list
+  /// has, step by step, `batch_size` samples of each of its shards.
+  int logical_shards = 0;
+  int batch_size = 1;
 };
 
 /// Index for index what torch.utils.data.DistributedSampler yields. A value, thread-compatible.

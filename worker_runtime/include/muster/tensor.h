@@ -45,6 +45,7 @@ struct Cast {
   DType from_dtype = DType::kFloat32, to_dtype = DType::kFloat32;
   DType through = DType::kFloat32;  ///< float32 to float32: what the values are rounded to
   bool adds = false;                ///< to what is there
+  float scale = 1;                  ///< the values are multiplied with it first
   std::int64_t count = 0;
 };
 

@@ -22,7 +22,7 @@
 namespace muster {
 
 struct TrainerOptions {
-  int batch_size = 4;  ///< per rank
+  int batch_size = 4;  ///< per rank; with DdpOptions::logical_shards per shard
   /// What the model's output is compared with the labels by; nullptr: CrossEntropy.
   std::shared_ptr<const Loss> loss = nullptr;
   float mean = 0.5F;  ///< pixels become (value / 255 - mean) / stddev

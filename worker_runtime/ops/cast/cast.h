@@ -9,7 +9,7 @@
 namespace muster::nn {
 
 MUSTER_HD void cast_element(const Cast& c, std::int64_t i) {
-  const float value = rounded(load_as_float(c.from, c.from_dtype, i), c.through);
+  const float value = rounded(load_as_float(c.from, c.from_dtype, i) * c.scale, c.through);
   store_float(c.to, c.to_dtype, i, c.adds ? load_as_float(c.to, c.to_dtype, i) + value : value);
 }
 
