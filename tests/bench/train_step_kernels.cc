@@ -14,6 +14,7 @@
 #include <time.h>
 #include <vector>
 
+#include "tests/support/reference_kernels.h"
 #include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/ops/max_pool/max_pool.h"
 #include "worker_runtime/optim/update.h"

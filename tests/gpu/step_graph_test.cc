@@ -4,6 +4,7 @@
 #include "tests/gpu/tiny_training.h"
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
+#include "tests/support/reference_kernels.h"
 
 using namespace muster;
 using namespace muster::testing;

@@ -9,6 +9,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/kernel_cases.h"
+#include "tests/support/reference_kernels.h"
 
 namespace muster::testing {
 namespace {

@@ -355,6 +355,14 @@ std::optional<std::string> library_of_environment() {
 
 }  // namespace
 
+#ifndef MUSTER_HAS_CUDA
+Result<std::unique_ptr<nccl::NcclDevice>> nccl::make_cuda_device(int index) {
+  return fail(ErrorCode::kUnsupported,
+              "NCCL on GPU " + std::to_string(index) +
+                  ": this build has no CUDA; use a CPU backend, or build where nvcc is on PATH");
+}
+#endif
+
 Result<void> check_nccl_library() {
   MUSTER_OK(nccl::NcclApi::load(library_of_environment()));
   return {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels: every numeric function of the training step once, with its shapes, for each device an
-// implementation of this interface. Layers call it and know no device. cpu/reference_kernels is the
-// plain-loop oracle the others are tested against, within the tolerance given here (relative to the largest
+// Kernels: a device's memory and stream, and convolutions, linear layers and cross-entropy on it. Operations
+// call it and know no device. tests/support/reference_kernels.h has the plain loops that each is tested
+// against, within the tolerance given here (relative to the largest
 // magnitude of the expected tensor). All tensors are float32, contiguous, row-major, NCHW, on the kernels'
 // device. Calls are asynchronous on CUDA (one stream, in order) and complete on return on the CPU. No call
 // allocates: scratch memory is reserved by the plan_* functions, once per shape, before the first step (so a
@@ -57,7 +57,7 @@ class Kernels {
   virtual ~Kernels() = default;
 
   [[nodiscard]] virtual Device device() const = 0;
-  /// "cpu (avx512)", "cuda (NVIDIA H100 80GB HBM3)", "reference".
+  /// "cpu (avx512)", "cuda (NVIDIA H100 80GB HBM3)".
   [[nodiscard]] virtual std::string_view name() const = 0;
 
   // Memory of the kernels' device; zeroed; 256-byte aligned. Freed with the object.
@@ -122,8 +122,6 @@ class Kernels {
                              float* dlogits, LossTotals* totals, const LossOptions& options) = 0;
 };
 
-/// Plain loops, double accumulators: the oracle.
-[[nodiscard]] std::unique_ptr<Kernels> make_reference_kernels();
 /// The CPU's own vector kernels (Highway, chosen for the machine at run time) and oneDNN, whichever is faster
 /// per shape.
 [[nodiscard]] std::unique_ptr<Kernels> make_cpu_kernels();

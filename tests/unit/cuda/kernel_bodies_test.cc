@@ -3,6 +3,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/kernels_agreement.h"
+#include "tests/support/reference_kernels.h"
 #include "tests/unit/cuda/body_kernels.h"
 #include "worker_runtime/kernels/cuda/elementwise_body.h"
 

@@ -16,6 +16,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
+#include "tests/support/reference_kernels.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/thread_group.h"
 #include "worker_runtime/kernels/kernels.h"

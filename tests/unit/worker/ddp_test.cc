@@ -6,6 +6,7 @@
 #include <muster/ddp.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/reference_kernels.h"
 #include "tests/support/thread_group.h"
 #include "worker_runtime/kernels/kernels.h"
 

@@ -15,6 +15,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/optimizer_forms.h"
+#include "tests/support/reference_kernels.h"
 #include "tests/unit/worker/guarded.h"
 #include "worker_runtime/kernels/kernels.h"
 

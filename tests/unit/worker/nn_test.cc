@@ -6,6 +6,7 @@
 #include <muster/nn.h>
 
 #include "tests/support/fixture.h"
+#include "tests/support/reference_kernels.h"
 #include "worker_runtime/kernels/kernels.h"
 
 using namespace muster;

@@ -6,6 +6,7 @@
 #include <muster/gradcheck.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/reference_kernels.h"
 #include "worker_runtime/graph/memory_plan.h"
 #include "worker_runtime/kernels/kernels.h"
 

@@ -7,6 +7,7 @@
 #include <muster/schedule.h>
 
 #include "tests/support/fixture.h"
+#include "tests/support/reference_kernels.h"
 #include "worker_runtime/kernels/kernels.h"
 
 using namespace muster;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ConvPlans: cuDNN's plans of convolution shapes. open_conv_plans() has two implementations:
-// conv_plan_choice.cc with cuDNN's headers, no_conv_plan.cc for a toolkit without them. Owned by CudaKernels.
+// ConvPlans: cuDNN's plans of convolution shapes, where its headers are. Owned by CudaKernels.
 #pragma once
 
 #include <cstdint>

@@ -131,7 +131,12 @@ Result<void> CudaKernels::plan_conv2d(const ConvShape& shape) {
   MUSTER_OK(muster::cuda::select(device_));
   if (!is_small(shape) && !std::exchange(tried_dnn_, true)) {
     static std::once_flag told;
+#ifdef MUSTER_HAS_CUDNN
     auto opened = open_conv_plans(stream_);
+#else
+    Result<std::unique_ptr<ConvPlans>> opened =
+        fail(ErrorCode::kUnsupported, "this was built without cuDNN; build where cudnn_graph.h is found");
+#endif
     if (opened)
       conv_plans_ = *std::move(opened);
     else

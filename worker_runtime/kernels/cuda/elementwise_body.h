@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of the kernels in which each thread owns one element of the result: gathering a batch, the
-// ReLU mask and a per-channel bias. Launched by elementwise.cu, looped over on the CPU by
-// tests/unit/cuda. Definitions (and the oracle) are in kernels.h and cpu/reference_kernels.cc.
+// Bodies of the kernels in which each thread owns one element of the result: gathering a batch, the ReLU mask
+// and a per-channel bias. Launched by elementwise.cu, looped over on the CPU by tests/unit/cuda.
 #pragma once
 
 #include "worker_runtime/kernels/cuda/portable.h"

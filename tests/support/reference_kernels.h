@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle: each function as its definition reads, plain loops and double accumulators. Slow on purpose;
 // the vector and CUDA kernels are tested against it.
+#pragma once
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -10,7 +12,7 @@
 #include "worker_runtime/kernels/cpu/host_kernels.h"
 
 namespace muster::kernels {
-namespace {
+namespace reference {
 
 /// Calls visit(x_index, w_index, y_index) for each product that convolution sums up.
 template <class Visit>
@@ -31,11 +33,11 @@ void for_each_product(const ConvShape& s, Visit visit) {
               }
 }
 
-void store(const std::vector<double>& from, float* to) {
+inline void store(const std::vector<double>& from, float* to) {
   std::transform(from.begin(), from.end(), to, [](double value) { return static_cast<float>(value); });
 }
 
-std::vector<double> zeros(std::int64_t count) {
+inline std::vector<double> zeros(std::int64_t count) {
   return std::vector<double>(static_cast<std::size_t>(count), 0.0);
 }
 
@@ -151,10 +153,10 @@ class ReferenceKernels final : public HostKernels {
   }
 };
 
-}  // namespace
+}  // namespace reference
 
-std::unique_ptr<Kernels> make_reference_kernels() {
-  return std::make_unique<ReferenceKernels>();
+[[nodiscard]] inline std::unique_ptr<Kernels> make_reference_kernels() {
+  return std::make_unique<reference::ReferenceKernels>();
 }
 
 }  // namespace muster::kernels
