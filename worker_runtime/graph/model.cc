@@ -12,6 +12,7 @@
 
 #include "worker_runtime/graph/fuse.h"
 #include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/batch_norm/batch_norm.h"
 
 namespace muster::nn {
 namespace {
@@ -81,6 +82,7 @@ Result<Model> Model::create(Graph& graph, Value output, const ModelOptions& opti
   };
   for (const Graph::Node& node : graph.nodes_) {
     if (node.operation == nullptr) continue;
+    if (options.sync_batch_norm != nullptr) synchronize_batch_norm(*node.operation, *options.sync_batch_norm);
     for (ParameterSpec& spec : node.operation->parameters())
       MUSTER_OK(place(node, spec.suffix, std::move(spec.shape), std::move(spec.init), model.parameters_,
                       model.arena_elements_));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // DistributedDataParallel over processes and the real groups: shared memory and TCP.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -252,4 +253,74 @@ TEST_CASE("logical shards that the ranks do not divide are refused on every rank
                : 3;
   });
   REQUIRE(statuses == std::vector<int>(3));
+}
+
+namespace {
+
+struct NormStep {
+  std::vector<float> output, grads, buffers;
+};
+
+/// A step of the ResNet block on samples [first, first + batch) of the joined batch.
+Result<NormStep> norm_step(ProcessGroup& group, bool synchronized, int first, int batch) {
+  nn::Graph graph({3, 6, 6});
+  const nn::Value y = test::bottleneck(graph.input(), 5);
+  MUSTER_TRY(nn::Model model,
+             nn::Model::create(graph, y, {.sync_batch_norm = synchronized ? &group : nullptr}));
+  Generator generator(3);
+  model.initialize(generator);
+  const Compute compute(kernels::make_cpu_kernels());
+  // Small buckets: their reductions are under way while statistics are exchanged.
+  MUSTER_TRY(const auto ddp, DistributedDataParallel::create(
+                                 model, compute, group, {.first_bucket_bytes = 64, .bucket_bytes = 256}));
+  MUSTER_TRY(nn::Plan* const plan, model.plan(batch, nn::Mode::kTraining));
+  const auto draw = [&](float* to, int count, int salt) {
+    for (int i = 0; i < batch; ++i) {
+      Generator sample(static_cast<std::uint64_t>(salt + first + i));
+      sample.uniform(std::span(to + i * count, static_cast<std::size_t>(count)), -1, 3);
+    }
+  };
+  draw(plan->input(), 108, 0);
+  plan->forward();
+  draw(plan->output_gradient(), 5, 100);
+  NormStep step;
+  step.output.assign(plan->output(), plan->output() + static_cast<std::ptrdiff_t>(batch) * 5);
+  MUSTER_OK(ddp->backward(*plan));
+  MUSTER_OK(compute->status());
+  step.grads = model.read_grads();
+  step.buffers = model.read_buffers();
+  return step;
+}
+
+}  // namespace
+
+TEST_CASE("SyncBatchNorm over ranks with batches of several sizes is BatchNorm over the joined batch") {
+  constexpr std::array<int, 4> kFirst{0, 2, 5, 9};  // 2, 3 and 4 samples
+  const auto single = make_single_group();
+  const auto joined = norm_step(*single, false, 0, 9);
+  REQUIRE_OK(joined);
+  const auto agree = [](const std::vector<float>& a, const float* b, float factor) {
+    float scale = 0, most = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      scale = std::max(scale, std::abs(b[i]));
+      most = std::max(most, std::abs(a[i] * factor - b[i]));
+    }
+    return most <= 1e-5F * scale;
+  };
+  for (const Backend backend : {Backend::kShm, Backend::kTcp}) {
+    const test::TemporaryDirectory dir;
+    const std::vector<int> statuses = fork_ranks(3, [&](int rank) {
+      const auto context = join(dir, rank, 3, backend);
+      if (!context) return 2;
+      const auto at = static_cast<std::size_t>(rank);
+      const auto step = norm_step(*context->group, true, kFirst[at], kFirst[at + 1] - kFirst[at]);
+      const auto apart = norm_step(*context->group, false, kFirst[at], kFirst[at + 1] - kFirst[at]);
+      if (!step || !apart || !context->group->barrier()) return 3;
+      const float* const expected = joined->output.data() + static_cast<std::ptrdiff_t>(kFirst[at]) * 5;
+      if (!agree(step->output, expected, 1) || agree(apart->output, expected, 1)) return 4;
+      if (!agree(step->grads, joined->grads.data(), 3)) return 5;
+      return agree(step->buffers, joined->buffers.data(), 1) ? 0 : 6;
+    });
+    REQUIRE(statuses == std::vector<int>(3));
+  }
 }

@@ -18,6 +18,10 @@
 
 #include <muster/operation.h>
 
+namespace muster {
+class ProcessGroup;
+}
+
 namespace muster::nn {
 
 class Graph;
@@ -85,6 +89,7 @@ Value linear(std::string name, Value x, int out_features);
 struct BatchNorm2dOptions {
   float eps = 1e-5F;
   float momentum = 0.1F;
+  ProcessGroup* group = nullptr;  ///< SyncBatchNorm: statistics over this group's ranks, on the CPU too
 };
 Value batch_norm2d(std::string name, Value x, const BatchNorm2dOptions& options = {});
 Value relu(Value x);
@@ -173,6 +178,8 @@ struct ModelOptions {
   /// torch.autocast's dtype, kBFloat16 or kFloat16: convolutions and linear layers compute in it, what they
   /// hand on is kept in it. Parameters, gradients and the model's output stay float32.
   DType autocast = DType::kFloat32;
+  /// torch.nn.SyncBatchNorm.convert_sync_batchnorm(): each BatchNorm2d over this group's ranks.
+  ProcessGroup* sync_batch_norm = nullptr;
   bool fuse = true;             ///< replace pairs of operations by one that was measured to be faster
   bool input_gradient = false;  ///< backward() computes the gradient by the input too
 };

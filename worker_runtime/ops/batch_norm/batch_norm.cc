@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <muster/nn.h>
+#include <muster/process_group.h>
 
 #include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/ops/lanes.h"
@@ -36,13 +37,16 @@ void for_each_in(const BatchNormSizes& s, int channel, Each each) {
   }
 }
 
-/// In training the batch's mean and (biased) variance, of which the running ones take `momentum`, the
-/// variance unbiased; in inference the running ones.
+/// In training the mean and (biased) variance of the batch, with a group of all ranks' batches; of these the
+/// running ones take `momentum`, the variance unbiased. In inference the running ones.
 class BatchNorm2d final : public Operation {
  public:
   explicit BatchNorm2d(const BatchNorm2dOptions& options) : options_(options) {}
+  void synchronize(ProcessGroup& group) { options_.group = &group; }
 
-  std::string_view type() const override { return "BatchNorm2d"; }
+  std::string_view type() const override {
+    return options_.group == nullptr ? "BatchNorm2d" : "SyncBatchNorm";
+  }
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (inputs.size() != 1 || inputs[0].size() != 3)
       return fail(ErrorCode::kInvalidArgument,
@@ -58,8 +62,9 @@ class BatchNorm2d final : public Operation {
   std::vector<BufferSpec> buffers() const override {
     return {{"running_mean", {channels_}, 0}, {"running_var", {channels_}, 1}};
   }
-  std::size_t saved_bytes(int /*batch*/) const override {
-    return 2 * static_cast<std::size_t>(channels_) * sizeof(float);
+  std::size_t saved_bytes(int /*batch*/) const override { return 3 * channel_bytes(); }
+  std::size_t workspace_bytes(int /*batch*/) const override {
+    return is_joined() ? 3 * channel_bytes() * static_cast<std::size_t>(1 + options_.group->world_size()) : 0;
   }
   bool backward_reads_y() const override { return false; }
 
@@ -68,32 +73,57 @@ class BatchNorm2d final : public Operation {
     const float *x = f.x[0].f32(), *weight = f.params[0], *bias = f.params[1];
     float *running_mean = f.buffers[0], *running_var = f.buffers[1], *y = f.y.f32();
     auto* const saved = reinterpret_cast<float*>(f.saved);
-    const bool training = f.mode == Mode::kTraining;
+    const bool training = f.mode == Mode::kTraining, joins = training && is_joined();
+    auto* const mine = reinterpret_cast<float*>(f.workspace);  // means, squares, counts
+    const float* const gathered = joins ? mine + 3 * s.channels : nullptr;
+    const int world = joins ? options_.group->world_size() : 1;
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda)
+    if (f.device == Device::kCuda) {
+      if (joins) f.report_cuda(cuda::batch_norm_statistics(s, x, mine, f.stream), "batch_norm2d statistics");
+      if (joins) gather(f, mine);
       return f.report_cuda(
-          training ? cuda::batch_norm_train(s, x, weight, bias, running_mean, running_var, saved, y, f.stream)
+          training ? cuda::batch_norm_train(s, x, weight, bias, running_mean, running_var, gathered, world,
+                                            saved, y, f.stream)
                    : cuda::batch_norm_infer(s, x, weight, bias, running_mean, running_var, y, f.stream),
           "batch_norm2d");
+    }
 #endif
-    const double count = static_cast<double>(s.batch) * s.pixels;
-    for (int c = 0; c < s.channels; ++c) {
-      float mean = running_mean[c], inverse = 1 / std::sqrt(running_var[c] + s.eps);
-      if (training) {
-        mean = static_cast<float>(channel_sum(s, c, [x](std::size_t i) { return x[i]; }) / count);
-        const double squares =
-            channel_sum(s, c, [x, mean](std::size_t i) { return (x[i] - mean) * (x[i] - mean); });
-        inverse = static_cast<float>(1 / std::sqrt(squares / count + static_cast<double>(s.eps)));
-        running_mean[c] += s.momentum * (mean - running_mean[c]);
-        // Of one value there is no unbiased variance; PyTorch refuses to train on it.
-        const auto unbiased = static_cast<float>(squares / (count > 1 ? count - 1 : 1));
-        running_var[c] += s.momentum * (unbiased - running_var[c]);
-        saved[c] = mean;
-        saved[s.channels + c] = inverse;
-      }
+    const auto normalize = [&](int c, float mean, float inverse) {
       const float scale = weight[c] * inverse, shift = bias[c] - mean * scale;
       for_each_in(s, c, [=](std::size_t i) { y[i] = x[i] * scale + shift; });
+    };
+    const auto train = [&](int c, const ChannelStatistics& of) {
+      const double squares = of.squares, count = of.count;
+      const auto inverse = static_cast<float>(1 / std::sqrt(squares / count + static_cast<double>(s.eps)));
+      running_mean[c] += s.momentum * (of.mean - running_mean[c]);
+      // Of one value there is no unbiased variance; PyTorch refuses to train on it.
+      const auto unbiased = static_cast<float>(squares / (count > 1 ? count - 1 : 1));
+      running_var[c] += s.momentum * (unbiased - running_var[c]);
+      saved[c] = of.mean;
+      saved[s.channels + c] = inverse;
+      saved[2 * s.channels + c] = of.count;
+      normalize(c, of.mean, inverse);
+    };
+    const double count = static_cast<double>(s.batch) * s.pixels;
+    for (int c = 0; c < s.channels; ++c) {
+      if (!training) {
+        normalize(c, running_mean[c], 1 / std::sqrt(running_var[c] + s.eps));
+        continue;
+      }
+      const auto mean = static_cast<float>(channel_sum(s, c, [x](std::size_t i) { return x[i]; }) / count);
+      const auto squares = static_cast<float>(
+          channel_sum(s, c, [x, mean](std::size_t i) { return (x[i] - mean) * (x[i] - mean); }));
+      if (!joins) {
+        train(c, {mean, squares, static_cast<float>(count)});
+        continue;
+      }
+      mine[c] = mean;
+      mine[s.channels + c] = squares;
+      mine[2 * s.channels + c] = static_cast<float>(count);
     }
+    if (!joins) return;
+    gather(f, mine);
+    for (int c = 0; c < s.channels; ++c) train(c, joined(gathered, world, s.channels, c));
   }
 
   void backward(const Frame& f) const override {
@@ -101,13 +131,31 @@ class BatchNorm2d final : public Operation {
     const float *x = f.x[0].f32(), *weight = f.params[0], *dy = f.dy.f32();
     const auto* const saved = reinterpret_cast<const float*>(f.saved);
     float* dx = f.dx[0].f32();
+    auto* const sums = is_joined() ? reinterpret_cast<float*>(f.workspace) : nullptr;
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda)
-      return f.report_cuda(
-          cuda::batch_norm_backward(s, x, weight, saved, dy, dx, f.grads[0], f.grads[1], f.stream),
+    if (f.device == Device::kCuda) {
+      f.report_cuda(
+          cuda::batch_norm_backward(s, x, weight, saved, dy, nullptr, sums == nullptr ? dx : nullptr,
+                                    f.grads[0], f.grads[1], f.stream),
           "batch_norm2d backward");
+      if (sums == nullptr) return;
+      for (std::size_t k = 0; k < 2; ++k)
+        f.kernels->copy_on_device(sums + k * static_cast<std::size_t>(s.channels), f.grads[k],
+                                  channel_bytes());
+      add_over_ranks(f, sums);
+      return f.report_cuda(
+          cuda::batch_norm_backward(s, x, weight, saved, dy, sums, dx, nullptr, nullptr, f.stream),
+          "batch_norm2d backward");
+    }
 #endif
-    const double count = static_cast<double>(s.batch) * s.pixels;
+    const auto input_gradient = [&](int c, double product, double sum) {
+      // dx = weight * inverse * (dy - sum / count - (x - mean) * inverse * product / count)
+      const float mean = saved[c], inverse = saved[s.channels + c], scale = weight[c] * inverse;
+      const double count = saved[2 * s.channels + c];
+      const float slope = static_cast<float>(-scale * inverse * product / count);
+      const float shift = static_cast<float>(-scale * sum / count);
+      for_each_in(s, c, [=](std::size_t i) { dx[i] = scale * dy[i] + slope * (x[i] - mean) + shift; });
+    };
     for (int c = 0; c < s.channels; ++c) {
       const float mean = saved[c], inverse = saved[s.channels + c];
       const double sum = channel_sum(s, c, [dy](std::size_t i) { return dy[i]; });
@@ -115,16 +163,39 @@ class BatchNorm2d final : public Operation {
           channel_sum(s, c, [=](std::size_t i) { return dy[i] * (x[i] - mean); }) * inverse;
       f.grads[0][c] = static_cast<float>(product);
       f.grads[1][c] = static_cast<float>(sum);
-      if (dx == nullptr) continue;
-      // dx = weight * inverse * (dy - sum / count - (x - mean) * inverse * product / count)
-      const float scale = weight[c] * inverse;
-      const float slope = static_cast<float>(-scale * inverse * product / count);
-      const float shift = static_cast<float>(-scale * sum / count);
-      for_each_in(s, c, [=](std::size_t i) { dx[i] = scale * dy[i] + slope * (x[i] - mean) + shift; });
+      if (sums != nullptr) {
+        sums[c] = f.grads[0][c];
+        sums[s.channels + c] = f.grads[1][c];
+      } else if (dx != nullptr) {
+        input_gradient(c, product, sum);
+      }
     }
+    if (sums == nullptr) return;
+    add_over_ranks(f, sums);
+    if (dx == nullptr) return;
+    for (int c = 0; c < s.channels; ++c) input_gradient(c, sums[c], sums[s.channels + c]);
   }
 
  private:
+  bool is_joined() const {
+    return options_.group != nullptr && options_.group->world_size() > 1;
+  }
+  std::size_t channel_bytes() const {
+    return static_cast<std::size_t>(channels_) * sizeof(float);
+  }
+  /// A collective, ordered with the reductions of gradients: every rank has the same graph.
+  void gather(const Frame& f, float* mine) const {
+    const auto count = 3 * static_cast<std::size_t>(channels_);
+    const auto world = static_cast<std::size_t>(options_.group->world_size());
+    if (const auto done = options_.group->all_gather({mine, count, DType::kFloat32},
+                                                     {mine + count, world * count, DType::kFloat32});
+        !done)
+      f.report(done.error());
+  }
+  void add_over_ranks(const Frame& f, float* sums) const {
+    const Buffer buffer{sums, 2 * static_cast<std::size_t>(channels_), DType::kFloat32};
+    if (const auto done = options_.group->all_reduce(buffer); !done) f.report(done.error());
+  }
   BatchNormSizes sizes_of(const Frame& f) const {
     const Tensor& x = f.x[0];
     return {x.batch(), x.channels(), x.height() * x.width(), options_.eps, options_.momentum};
@@ -138,6 +209,10 @@ class BatchNorm2d final : public Operation {
 
 Value batch_norm2d(std::string name, Value x, const BatchNorm2dOptions& options) {
   return apply(std::move(name), std::make_unique<BatchNorm2d>(options), {x});
+}
+
+void synchronize_batch_norm(Operation& operation, ProcessGroup& group) {
+  if (auto* const norm = dynamic_cast<BatchNorm2d*>(&operation); norm != nullptr) norm->synchronize(group);
 }
 
 }  // namespace muster::nn
