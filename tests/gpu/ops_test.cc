@@ -68,6 +68,28 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(squares / norm);
 }
 
+/// The gradient by the input, and where the counter then stands, after two passes through Dropout.
+std::pair<std::vector<float>, nn::RandomState> dropped(const Compute& compute) {
+  constexpr int kCount = 1001;
+  nn::Graph graph({kCount});
+  auto model = nn::Model::create(graph, nn::dropout(graph.input(), 0.3F), {.input_gradient = true});
+  REQUIRE_OK(model);
+  REQUIRE_OK(model->allocate(compute));
+  model->manual_seed(7);
+  auto plan = model->plan(3, nn::Mode::kTraining);
+  REQUIRE_OK(plan);
+  std::vector<float> ones(std::size_t{3} * kCount, 1.0F), dx(ones.size());
+  for (int pass = 0; pass < 2; ++pass) {
+    compute->copy_to_device((*plan)->input(), ones.data(), ones.size() * sizeof(float));
+    (*plan)->forward();
+    compute->copy_to_device((*plan)->output_gradient(), ones.data(), ones.size() * sizeof(float));
+    (*plan)->backward();
+  }
+  compute->copy_to_host(dx.data(), (*plan)->input_gradient(), dx.size() * sizeof(float));
+  REQUIRE_OK(compute->synchronize());
+  return {dx, model->read_random_state()};
+}
+
 }  // namespace
 
 TEST_CASE("the gradients of every operation on the GPU agree with central differences") {
@@ -87,6 +109,13 @@ TEST_CASE("the gradients of every operation on the GPU agree with central differ
   check({2, 7, 6}, [](Value x) { return nn::avg_pool2d(x, {.kernel = 3, .stride = 2, .padding = 1}); });
   check({3, 5, 4}, [](Value x) { return nn::global_avg_pool2d(x); });
   check({6}, [](Value x) { return nn::add(nn::relu(x), nn::add(x, x)); });
+}
+
+TEST_CASE("Dropout on the GPU draws the CPU's numbers") {
+  const Compute compute = gpu();
+  auto cpu = make_compute(Device::kCpu);
+  REQUIRE_OK(cpu);
+  REQUIRE(dropped(compute) == dropped(*cpu));
 }
 
 TEST_CASE("a training step of ResNet-18 on the GPU is the CPU's") {

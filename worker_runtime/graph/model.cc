@@ -134,6 +134,9 @@ Result<void> Model::allocate(const Compute& compute, float* gradient_arena) {
   params_ = static_cast<float*>(params);
   grads_ = gradient_arena;
   buffer_arena_ = static_cast<float*>(buffers);
+  MUSTER_TRY(void* const random, compute->allocate(sizeof(RandomState)));
+  random_ = static_cast<RandomState*>(random);
+  write_random_state(host_random_);
   compute_->copy_to_device(params_, host_params_.data(), arena_bytes());
   compute_->copy_to_device(buffer_arena_, host_buffers_.data(), buffer_elements_ * sizeof(float));
   host_params_ = {};
@@ -157,6 +160,32 @@ std::vector<float> Model::read_grads() const {
 }
 std::vector<float> Model::read_buffers() const {
   return read(buffer_arena_, buffer_elements_, host_buffers_);
+}
+
+RandomState Model::read_random_state() const {
+  RandomState state = host_random_;
+  if (random_ != nullptr) compute_->copy_to_host(&state, random_, sizeof state);
+  return state;
+}
+
+void Model::manual_seed(std::uint64_t seed, std::uint64_t step) {
+  RandomState state = read_random_state();
+  state.seed = seed;
+  state.step = step;
+  write_random_state(state);
+}
+
+void Model::set_shards(int first, int count) {
+  RandomState state = read_random_state();
+  state.first_shard = static_cast<std::uint32_t>(first);
+  state.shards = static_cast<std::uint32_t>(count);
+  state.shard = state.first_shard + state.shards;  // none yet
+  write_random_state(state);
+}
+
+void Model::write_random_state(const RandomState& state) {
+  host_random_ = state;
+  if (random_ != nullptr) compute_->copy_to_device(random_, &state, sizeof state);
 }
 
 void Model::write(std::span<const float> arena, float* device, std::vector<float>& host,

@@ -10,6 +10,7 @@
 #include "worker_runtime/graph/memory_plan.h"
 #include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/ops/cast/cast.h"
+#include "worker_runtime/ops/dropout/dropout.h"
 
 namespace muster::nn {
 namespace {
@@ -228,6 +229,7 @@ class Model::PlanBuilder {
         step.operation = operation(i);
       }
       fill_frame(i, step);
+      if (training_ && operation(i)->draws_random_numbers()) plan->random_ = step.forward;
       if (!is_view(i)) {
         step.backward = step.forward;
         stage(i, false, step);
@@ -249,6 +251,8 @@ class Model::PlanBuilder {
     Frame& frame = step.forward;
     frame.mode = mode_;
     frame.kernels = model_.compute_.get();
+    frame.random = model_.random_;
+    frame.operation = static_cast<std::uint32_t>(i);
     frame.device = model_.compute_->device();
     frame.stream = model_.compute_->stream();
     frame.y = tensor(i + 1, at(block_of_, i + 1));
@@ -349,6 +353,8 @@ Result<Plan*> Model::plan(int batch, Mode mode) {
 }
 
 void Plan::forward() const {
+  if (random_.random != nullptr)
+    kernels_->enqueue([](const void* work) { advance(*static_cast<const Frame*>(work)); }, &random_);
   for (const Step& step : steps_)
     if (step.operation != nullptr)
       kernels_->enqueue(

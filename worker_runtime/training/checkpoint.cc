@@ -95,6 +95,8 @@ Result<void> read_optimizer(const safetensors::FileView& file, const nn::Model& 
     MUSTER_OK(read_number(file.metadata, "optimizer_steps", optimizer.steps));
     MUSTER_OK(read_number(file.metadata, "loss_scale", optimizer.loss_scale));
     MUSTER_OK(read_number(file.metadata, "growth_tracker", optimizer.growth_tracker));
+    MUSTER_OK(read_number(file.metadata, "random_step", checkpoint.random_step));
+    MUSTER_OK(read_number(file.metadata, "random_seed", checkpoint.random_seed));
     if (optimizer.steps < 0 || optimizer.growth_tracker < 0 || !std::isfinite(optimizer.loss_scale) ||
         optimizer.loss_scale <= 0)
       return fail(ErrorCode::kCorrupt, "its optimizer_steps, loss_scale or growth_tracker is out of range");
@@ -177,6 +179,9 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
     metadata.emplace("optimizer_steps", to_text(optimizer_state.steps));
     metadata.emplace("loss_scale", to_text(optimizer_state.loss_scale));
     metadata.emplace("growth_tracker", to_text(optimizer_state.growth_tracker));
+    const nn::RandomState random = model.read_random_state();
+    metadata.emplace("random_step", to_text(random.step));
+    metadata.emplace("random_seed", to_text(random.seed));
   }
   // The digest is part of the header; the order of the data does not depend on the metadata.
   MUSTER_TRY(const safetensors::Layout without_digest, safetensors::lay_out(tensors, metadata));
@@ -210,8 +215,8 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
                                             joined(names) + "; continue with the optimizer that wrote it");
   // {success, epoch, step, seed, best_accuracy's bits, best_epoch, world_size, batch_size, has the
   // optimizer's arenas, epoch_samples, epoch_loss_sum's bits, optimizer's steps, loss scale's bits, growth
-  // tracker}
-  std::array<std::int64_t, 14> fields{};
+  // tracker, random step, random seed}
+  std::array<std::int64_t, 16> fields{};
   if (group.rank() == 0 && loaded) {
     const TrainingState& s = loaded->state;
     fields = {1,
@@ -227,7 +232,9 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
               std::bit_cast<std::int64_t>(s.epoch_loss_sum),
               loaded->optimizer.steps,
               std::bit_cast<std::int32_t>(loaded->optimizer.loss_scale),
-              loaded->optimizer.growth_tracker};
+              loaded->optimizer.growth_tracker,
+              static_cast<std::int64_t>(loaded->random_step),
+              static_cast<std::int64_t>(loaded->random_seed)};
   }
   MUSTER_OK(host.broadcast({fields.data(), fields.size(), DType::kInt64}, 0));
   if (!loaded) return fail(std::move(loaded).error());
@@ -261,6 +268,7 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
   model.write_params(loaded->params);
   model.write_buffers(loaded->buffers);
   optimizer.write_state(loaded->optimizer);
+  model.manual_seed(static_cast<std::uint64_t>(fields[15]), static_cast<std::uint64_t>(fields[14]));
   return loaded->state;
 }
 

@@ -97,6 +97,7 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
   if (options.logical_shards != 0) {
     MUSTER_TRY(ddp->shards_, LogicalShards::create(model, group, options.logical_shards));
   }
+  model.set_shards(group.rank() * ddp->shards_per_rank(), ddp->shards_per_rank());
   ddp->buckets_ = plan_buckets(model.parameters(), model.arena_elements(), options);
   ddp->outstanding_.reserve(ddp->buckets_.size());
   MUSTER_OK(ddp->broadcast_buffers());

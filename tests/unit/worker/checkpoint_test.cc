@@ -167,7 +167,9 @@ TEST_CASE("every rank continues from what rank 0 reads") {
   REQUIRE(errors == std::vector<std::string>(3));
 }
 
-TEST_CASE("AdamW and its loss scale continue from a checkpoint, and another optimizer is refused") {
+TEST_CASE(
+    "AdamW, its loss scale and what Dropout draws continue from a checkpoint, and another optimizer is "
+    "refused") {
   const test::TemporaryDirectory dir;
   const std::string path = dir.path() + "/run";
   const auto adamw_of = [](nn::Model& model) {
@@ -185,6 +187,7 @@ TEST_CASE("AdamW and its loss scale continue from a checkpoint, and another opti
     adamw->step();
   }
   saved.state.step = 3;
+  saved.model.manual_seed(~0ULL, 9);
   REQUIRE_OK(save_checkpoint(path, saved.model, *adamw, saved.state));
   const OptimizerState expected = adamw->read_state();
   REQUIRE((expected.steps == 3 && expected.loss_scale == 16 && expected.growth_tracker == 1));
@@ -195,6 +198,8 @@ TEST_CASE("AdamW and its loss scale continue from a checkpoint, and another opti
     const auto continued = adamw_of(mine.model);
     const auto state = restore_checkpoint(path, "garment", mine.model, *continued, group);
     if (!state) return state.error().message;
+    const nn::RandomState random = mine.model.read_random_state();
+    if (random.seed != ~0ULL || random.step != 9) return "other random numbers";
     return continued->read_state() == expected ? other.error().message : "another state";
   });
   REQUIRE(errors[0] == "checkpoint " + path +

@@ -179,17 +179,18 @@ TEST_CASE("a rank that is killed in the middle of training ends the others' step
 
 namespace {
 
-/// Parameters and buffers after `steps` steps over 8 logical shards of 2 samples.
-Result<std::string> train_sharded(ProcessGroup& group, bool batch_norm, int steps) {
+/// Parameters and buffers after `steps` steps over 8 logical shards of 2 samples. `block`: with BatchNorm and
+/// Dropout.
+Result<std::string> train_sharded(ProcessGroup& group, bool block, int steps) {
   constexpr int kShards = 8, kBatch = 2;
   nn::Graph graph({3, 6, 6});
-  const nn::Value y = test::bottleneck(graph.input(), 10);
+  const nn::Value y = nn::dropout(test::bottleneck(graph.input(), 10), 0.25F);
   MUSTER_TRY(nn::Model small, nn::Model::create(graph, y));
-  nn::Model model = batch_norm ? std::move(small) : nn::garment_classifier();
+  nn::Model model = block ? std::move(small) : nn::garment_classifier();
   Generator generator(3);
   model.initialize(generator);
   ImageDataset images = testing::striped_images(steps * kShards * kBatch - 3);  // the last batch is smaller
-  if (batch_norm) {
+  if (block) {
     images.height = 12, images.width = 9;
     images.images.resize(images.labels.size() * 108);
   }
@@ -216,20 +217,19 @@ Result<std::string> train_sharded(ProcessGroup& group, bool batch_norm, int step
 }  // namespace
 
 TEST_CASE("with logical shards, parameters do not depend on the number of ranks, to the last bit") {
-  for (const bool batch_norm : {false, true}) {
-    const int steps = batch_norm ? 60 : 500;
+  for (const bool block : {false, true}) {
+    const int steps = block ? 60 : 500;
     const auto single = make_single_group();
-    const auto expected = train_sharded(*single, batch_norm, steps);
+    const auto expected = train_sharded(*single, block, steps);
     REQUIRE_OK(expected);
     for (const Backend backend : {Backend::kShm, Backend::kTcp})
       for (const int world : {2, 4, 8}) {
-        INFO((backend == Backend::kShm ? "shm" : "tcp")
-             << ", world " << world << ", BatchNorm " << batch_norm);
+        INFO((backend == Backend::kShm ? "shm" : "tcp") << ", world " << world << ", block " << block);
         const test::TemporaryDirectory dir;
         const std::vector<int> statuses = fork_ranks(world, [&](int rank) {
           const auto context = join(dir, rank, world, backend);
           if (!context) return 2;
-          const auto actual = train_sharded(*context->group, batch_norm, steps);
+          const auto actual = train_sharded(*context->group, block, steps);
           if (!actual || !context->group->barrier()) return 3;
           return *actual == *expected ? 0 : 4;
         });

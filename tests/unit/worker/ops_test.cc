@@ -9,6 +9,7 @@
 #include "tests/support/reference_kernels.h"
 #include "worker_runtime/graph/memory_plan.h"
 #include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/dropout/dropout.h"
 
 using namespace muster;
 using nn::Shape, nn::Value;
@@ -179,6 +180,63 @@ TEST_CASE("average pooling counts its padding as zeros") {
   REQUIRE(std::equal(y.begin(), y.end(), (*plan)->output()));
 }
 
+TEST_CASE("Dropout draws the numbers of Philox4x32-10") {  // known answers of its authors' Random123
+  const auto draws = [](std::uint32_t c, std::uint32_t key) {
+    const nn::FourWords drawn = nn::philox({{c, c, c, c}}, key, key);
+    return std::vector<std::uint32_t>(drawn.word, drawn.word + 4);
+  };
+  REQUIRE(draws(0, 0) == std::vector<std::uint32_t>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  REQUIRE(draws(~0U, ~0U) == std::vector<std::uint32_t>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+}
+
+TEST_CASE(
+    "Dropout keeps values times 1 / (1 - p), gradients alike, by other masks in each pass of training") {
+  constexpr int kCount = 20001;
+  using Values = std::vector<float>;
+  nn::Graph graph({kCount});
+  const Value first = nn::dropout(graph.input(), 0.25F);
+  auto model =
+      nn::Model::create(graph, nn::add(first, nn::dropout(graph.input(), 0.5F)), {.input_gradient = true});
+  REQUIRE_OK(model);
+  REQUIRE_OK(model->allocate(Compute(kernels::make_cpu_kernels())));
+  const auto run = [&](nn::Mode mode) {
+    auto plan = model->plan(1, mode);
+    REQUIRE_OK(plan);
+    std::fill_n((*plan)->input(), kCount, 3.0F);
+    (*plan)->forward();
+    const Values y((*plan)->output(), (*plan)->output() + kCount);
+    if (mode == nn::Mode::kInference) return y;
+    std::fill_n((*plan)->output_gradient(), kCount, 3.0F);
+    (*plan)->backward();
+    REQUIRE(Values((*plan)->input_gradient(), (*plan)->input_gradient() + kCount) == y);
+    return y;
+  };
+  model->manual_seed(7);
+  const Values y = run(nn::Mode::kTraining);
+  // 0 or 4 from the one, 0 or 6 from the other; each of the four by its probability, within 5 sigma.
+  for (const auto& [value, probability] :
+       std::vector<std::pair<float, double>>{{0, 0.125}, {4, 0.375}, {6, 0.125}, {10, 0.375}})
+    REQUIRE(std::abs(std::count(y.begin(), y.end(), value) - kCount * probability) <
+            5 * std::sqrt(kCount * probability * (1 - probability)));
+  const Values second = run(nn::Mode::kTraining);
+  REQUIRE(second != y);
+  REQUIRE(run(nn::Mode::kInference) == Values(kCount, 6.0F));
+  const std::uint64_t step = model->read_random_state().step;
+  REQUIRE(step == 2);
+  const Values third = run(nn::Mode::kTraining);
+  model->manual_seed(7, 2);
+  REQUIRE(run(nn::Mode::kTraining) == third);
+  model->manual_seed(8);
+  REQUIRE(run(nn::Mode::kTraining) != y);
+  model->manual_seed(7);
+  model->set_shards(1, 2);  // the second and third part of the samples of one step
+  const Values part = run(nn::Mode::kTraining), next = run(nn::Mode::kTraining);
+  REQUIRE((part != y && next != y && part != next && next != second));
+  REQUIRE(model->read_random_state().step == 1);
+  run(nn::Mode::kTraining);
+  REQUIRE(model->read_random_state().step == 2);
+}
+
 TEST_CASE("the fused operations compute the bits of those they replace") {
   REQUIRE(step(nn::garment_classifier({.fuse = true}), 5) ==
           step(nn::garment_classifier({.fuse = false}), 5));
@@ -228,6 +286,8 @@ TEST_CASE(
           "operation 0: MaxPool2d: a kernel of 16, 1 to 15 are supported");
   REQUIRE(error_of({4}, [](Value x) { return nn::linear("a", nn::linear("a", x, 4), 4); }) ==
           "two parameters are named 'a.weight'");
+  REQUIRE(error_of({4}, [](Value x) { return nn::dropout(x, -1); }) ==
+          "operation 0: Dropout of (4) with p -1.000000: it takes one input and a p within 0 and 1");
   REQUIRE(error_of({4}, [](Value x) { return nn::flatten(x); }) == "the model has no parameters to train");
 }
 

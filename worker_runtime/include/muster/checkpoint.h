@@ -41,6 +41,8 @@ struct Checkpoint {
   std::vector<float> buffers;            // likewise
   std::vector<std::string> arena_names;  // of the optimizer that wrote it
   OptimizerState optimizer;              // without arenas: no step was done
+  std::uint64_t random_step = 0;         // for nn::Model::manual_seed()
+  std::uint64_t random_seed = 0;
 };
 
 /// Writes `path`. kExhausted (disk full), kInvalidArgument (no permission), kIo: the file that was there is

@@ -104,6 +104,8 @@ Value avg_pool2d(Value x, const Pool2dOptions& options = {});
 /// AdaptiveAvgPool2d(1): (channels, height, width) to (channels, 1, 1).
 Value global_avg_pool2d(Value x);
 Value flatten(Value x);
+/// In training each value is 0 with probability p, or divided by 1 - p. Model::manual_seed().
+Value dropout(Value x, float p = 0.5F);
 /// The sum of two values of one shape.
 Value add(Value a, Value b);
 
@@ -161,6 +163,7 @@ class Plan {
     std::vector<Cast> before_forward, after_forward, before_backward, after_backward;
   };
   std::vector<Step> steps_;  // one per operation of the graph
+  Frame random_;             // of advance(), if an operation draws random numbers in training
   kernels::Kernels* kernels_ = nullptr;
   Mode mode_ = Mode::kTraining;
   int batch_ = 0;
@@ -212,6 +215,12 @@ class Model {
   /// The plan for a batch size, made on first use.
   [[nodiscard]] Result<Plan*> plan(int batch, Mode mode);
 
+  /// What Dropout draws from now on. Each rank, or logical shard, draws its own numbers:
+  /// DistributedDataParallel sets which. Seed and step are saved in checkpoints.
+  void manual_seed(std::uint64_t seed, std::uint64_t step = 0);
+  void set_shards(int first, int count);
+  [[nodiscard]] RandomState read_random_state() const;
+
   [[nodiscard]] const Compute& compute() const { return compute_; }
   /// Device memory; nullptr before allocate().
   [[nodiscard]] float* params() const { return params_; }
@@ -229,6 +238,7 @@ class Model {
  private:
   [[nodiscard]] std::vector<float> read(const float* arena, std::size_t elements,
                                         const std::vector<float>& host) const;
+  void write_random_state(const RandomState& state);
   void write(std::span<const float> arena, float* device, std::vector<float>& host, std::size_t elements);
   class PlanBuilder;
 
@@ -244,6 +254,8 @@ class Model {
   float* params_ = nullptr;
   float* grads_ = nullptr;
   float* buffer_arena_ = nullptr;
+  RandomState host_random_;        // until allocate()
+  RandomState* random_ = nullptr;  // device memory
   std::vector<std::unique_ptr<Plan>> plans_;
 };
 

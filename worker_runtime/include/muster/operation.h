@@ -53,6 +53,14 @@ struct BufferSpec {
   float initial = 0;
 };
 
+/// Of what is drawn in training (Dropout): counter-based, so the same state gives the same numbers. In device
+/// memory. Each forward pass in training goes on to the next shard, and after the last to the next step.
+struct RandomState {
+  std::uint64_t seed = 0, step = 0;
+  std::uint32_t shard = 0, first_shard = 0, shards = 1;  // a rank is one shard, or has several logical ones
+  friend bool operator==(const RandomState&, const RandomState&) = default;
+};
+
 /// How an operation computes under ModelOptions::autocast; the lists are those of torch.autocast.
 enum class Autocast : std::uint8_t {
   kLower,    ///< in the lower precision, its parameters too: Conv2d, Linear
@@ -72,6 +80,8 @@ struct Frame {
   std::vector<float*> buffers;        // one per BufferSpec
   std::uint8_t* saved = nullptr;      // saved_bytes(), kept from forward to backward
   std::uint8_t* workspace = nullptr;  // workspace_bytes(), lost after each call
+  RandomState* random = nullptr;      // in device memory
+  std::uint32_t operation = 0;        // its index in the graph
   kernels::Kernels* kernels = nullptr;
   Device device = Device::kCpu;
   void* stream = nullptr;  // cudaStream_t
@@ -97,6 +107,8 @@ class Operation {
   /// Whether backward() reads the inputs, and the output: what it does not read is not kept for it.
   [[nodiscard]] virtual bool backward_reads_x() const { return true; }
   [[nodiscard]] virtual bool backward_reads_y() const { return true; }
+  /// Whether it reads Frame::random, whose step then counts.
+  [[nodiscard]] virtual bool draws_random_numbers() const { return false; }
   /// The output is the one input's memory under another shape; forward and backward are not called.
   [[nodiscard]] virtual bool is_view() const { return false; }
   /// Multiply-accumulates of one sample's forward pass, counted as THOP does (biases ignored).

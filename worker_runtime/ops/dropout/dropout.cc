@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/ops/dropout/dropout.h"
+
+#include <muster/nn.h>
+
+#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/ops/shape_text.h"
+
+namespace muster::nn {
+namespace {
+
+/// The mask is drawn again in backward: it is a function of seed, step, shard, operation and element.
+class Dropout final : public Operation {
+ public:
+  explicit Dropout(float p) : p_(p) {}
+
+  std::string_view type() const override { return "Dropout"; }
+  Result<Shape> configure(std::span<const Shape> inputs) override {
+    if (inputs.size() != 1 || !(p_ >= 0 && p_ <= 1))
+      return fail(ErrorCode::kInvalidArgument, "Dropout of " + to_text(inputs) + " with p " +
+                                                   std::to_string(p_) +
+                                                   ": it takes one input and a p within 0 and 1");
+    return inputs[0];
+  }
+  bool draws_random_numbers() const override { return true; }
+  bool backward_reads_x() const override { return false; }
+  bool backward_reads_y() const override { return false; }
+  void forward(const Frame& f) const override {
+    if (f.mode == Mode::kInference) return f.kernels->copy_on_device(f.y.data, f.x[0].data, f.y.size_bytes());
+    apply_mask(f, f.x[0].f32(), f.y.f32());
+  }
+  void backward(const Frame& f) const override {
+    if (f.dx[0]) apply_mask(f, f.dy.f32(), f.dx[0].f32());
+  }
+
+ private:
+  void apply_mask(const Frame& f, const float* from, float* to) const {
+    const DropoutArgs args{from, to, f.y.count(), f.random, f.operation, p_};
+#ifdef MUSTER_HAS_CUDA
+    if (f.device == Device::kCuda) return f.report_cuda(cuda::dropout(args, f.stream), "dropout");
+#endif
+    for (std::int64_t quad = 0; 4 * quad < args.count; ++quad) dropout_quad(args, quad);
+  }
+
+  float p_;
+};
+
+}  // namespace
+
+Value dropout(Value x, float p) {
+  return apply("", std::make_unique<Dropout>(p), {x});
+}
+
+void advance(const Frame& f) {
+#ifdef MUSTER_HAS_CUDA
+  if (f.device == Device::kCuda) return f.report_cuda(cuda::advance(f.random, f.stream), "dropout's step");
+#endif
+  advance(*f.random);
+}
+
+}  // namespace muster::nn
