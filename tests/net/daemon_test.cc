@@ -24,6 +24,7 @@ namespace {
 // Runs it to its end with arguments that it must refuse: exit code and the one line it says.
 std::pair<int, std::string> refusal(std::vector<std::string> arguments) {
   auto [code, text] = Musterd(std::move(arguments)).finish();
+  INFO(text);
   REQUIRE(std::count(text.begin(), text.end(), '\n') == 1);
   REQUIRE_THAT(text, Catch::StartsWith("musterd: "));
   return {code, text};
