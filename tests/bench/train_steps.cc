@@ -76,7 +76,7 @@ class Steps {
 
 Result<void> measure(const Settings& settings) {
   MUSTER_TRY(const auto context, muster::init());
-  MUSTER_TRY(const auto compute, muster::make_compute(muster::Device::kCpu));
+  MUSTER_TRY(const auto compute, muster::make_compute(muster::DeviceType::kCpu));
   MUSTER_TRY(const auto images, muster::load_fashion_mnist(settings.data, muster::Split::kTrain));
   MUSTER_TRY(const auto dataset, muster::DeviceDataset::upload(compute, images));
   auto model = muster::nn::garment_classifier();

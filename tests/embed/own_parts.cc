@@ -73,7 +73,7 @@ class SignSgd final : public Optimizer {
 
 Result<void> run() {
   constexpr int kBatch = 8, kFeatures = 4;
-  MUSTER_TRY(const Compute compute, make_compute(Device::kCpu));
+  MUSTER_TRY(const Compute compute, make_compute(DeviceType::kCpu));
   MUSTER_TRY(const Context context, init());
   MUSTER_OK(nn::gradcheck(compute, {5}, silu));
 

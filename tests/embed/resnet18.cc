@@ -17,7 +17,7 @@ Result<void> train(std::int64_t steps, const std::string& directory) {
   const char* const local = std::getenv("LOCAL_RANK");
   const int gpu = local == nullptr ? 0 : std::atoi(local);
   const bool use_gpu = gpu < gpu_count();
-  MUSTER_TRY(const Compute compute, make_compute(use_gpu ? Device::kCuda : Device::kCpu, gpu));
+  MUSTER_TRY(const Compute compute, make_compute(use_gpu ? DeviceType::kCuda : DeviceType::kCpu, gpu));
   InitOptions options;
   options.backend = use_gpu ? Backend::kNccl : Backend::kAuto;
   options.cuda_device = gpu;

@@ -7,10 +7,10 @@
 #include <cuda_runtime_api.h>
 
 #include "tests/support/gpu.h"
-#include "worker_runtime/core/cuda_blas.h"
+#include "worker_runtime/device/cuda/cuda_blas.h"
 #include "worker_runtime/groups/nccl_api.h"
 #ifdef MUSTER_HAS_CUDNN
-#include "worker_runtime/core/cuda_dnn.h"
+#include "worker_runtime/device/cuda/cuda_dnn.h"
 #endif
 
 namespace {

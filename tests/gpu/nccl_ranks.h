@@ -19,10 +19,11 @@
 
 #include "rendezvous/base/clock.h"
 #include "tests/support/catch.h"
+#include "tests/support/kernels.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temporary_directory.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/groups/nccl_group.h"
-#include "worker_runtime/kernels/kernels.h"
 
 namespace muster::testing {
 
@@ -52,13 +53,13 @@ inline void share_one_gpu(int rank) {
 }
 
 struct Member {
-  std::shared_ptr<kernels::Kernels> kernels;
+  std::shared_ptr<testing::Kernels> kernels;
   std::unique_ptr<Store> store;
   std::unique_ptr<ProcessGroup> group;
 
   Result<void> join(const TemporaryDirectory& directory, int rank, int size,
                     Millis timeout = Millis(60'000)) {
-    MUSTER_TRY(kernels, kernels::make_cuda_kernels(0));
+    MUSTER_TRY(kernels, testing::make_cuda_kernels(0));
     MUSTER_TRY(store, open_file_store(directory.file("store")));
     MUSTER_TRY(group, make_nccl_group(*store, rank, size, 0, kernels->stream(), timeout));
     return {};
@@ -86,7 +87,7 @@ inline void run(int size, const std::function<std::string(int rank)>& body, int 
   const auto outcomes =
       run_ranks({.world_size = size, .deadline = std::chrono::seconds(150)}, [&](int rank) -> std::string {
         if (size > 1) share_one_gpu(rank);
-        if (kernels::cuda_device_count() == 0) return kNoGpu;
+        if (gpu_count() == 0) return kNoGpu;
         return body(rank);
       });
   if (outcomes[0].text == kNoGpu) {

@@ -7,7 +7,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 using namespace muster;
 using nn::Value;
@@ -17,7 +17,7 @@ namespace {
 
 Compute gpu() {
   require_gpu();
-  auto compute = make_compute(Device::kCuda);
+  auto compute = make_compute(DeviceType::kCuda);
   REQUIRE_OK(compute);
   return *compute;
 }
@@ -113,14 +113,14 @@ TEST_CASE("the gradients of every operation on the GPU agree with central differ
 
 TEST_CASE("Dropout on the GPU draws the CPU's numbers") {
   const Compute compute = gpu();
-  auto cpu = make_compute(Device::kCpu);
+  auto cpu = make_compute(DeviceType::kCpu);
   REQUIRE_OK(cpu);
   REQUIRE(dropped(compute) == dropped(*cpu));
 }
 
 TEST_CASE("a training step of ResNet-18 on the GPU is the CPU's") {
   const Compute compute = gpu();
-  auto cpu = make_compute(Device::kCpu);
+  auto cpu = make_compute(DeviceType::kCpu);
   REQUIRE_OK(cpu);
   const Step expected = step(*cpu), actual = step(compute);
   REQUIRE(difference(expected.output, actual.output) < 1e-4);
@@ -132,7 +132,7 @@ TEST_CASE("a training step of ResNet-18 on the GPU is the CPU's") {
 
 TEST_CASE("a training step of ResNet-18 under autocast on the GPU is the CPU's within the type's precision") {
   const Compute compute = gpu();
-  auto cpu = make_compute(Device::kCpu);
+  auto cpu = make_compute(DeviceType::kCpu);
   REQUIRE_OK(cpu);
   for (const auto& [dtype, tolerance] : {std::pair(DType::kBFloat16, 5e-2), {DType::kFloat16, 1e-2}}) {
     const Step expected = step(*cpu, dtype), actual = step(compute, dtype);

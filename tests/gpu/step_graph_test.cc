@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/core/step_graph.h"
+#include "worker_runtime/device/step_graph.h"
 
 #include "tests/gpu/tiny_training.h"
 #include "tests/support/catch.h"
@@ -11,7 +11,7 @@ using namespace muster::testing;
 
 namespace {
 
-std::vector<float> train(kernels::Kernels& kernels, StepGraph& steps, int count) {
+std::vector<float> train(testing::Kernels& kernels, StepGraph& steps, int count) {
   TinyTraining training(kernels);
   REQUIRE_OK(training.prepare());
   for (int step = 0; step < count; ++step) {
@@ -27,7 +27,7 @@ std::vector<float> train(kernels::Kernels& kernels, StepGraph& steps, int count)
 
 TEST_CASE("a captured training step computes the same bits as the step called kernel by kernel") {
   require_gpu();
-  auto kernels = kernels::make_cuda_kernels(0);
+  auto kernels = testing::make_cuda_kernels(0);
   REQUIRE_OK(kernels);
   const auto called = make_step_graph(nullptr);
   const auto captured = make_step_graph((*kernels)->make_step_recorder());
@@ -40,9 +40,9 @@ TEST_CASE("a captured training step computes the same bits as the step called ke
 
 TEST_CASE("the GPU trains as the reference does") {
   require_gpu();
-  auto kernels = kernels::make_cuda_kernels(0);
+  auto kernels = testing::make_cuda_kernels(0);
   REQUIRE_OK(kernels);
-  const auto reference = kernels::make_reference_kernels();
+  const auto reference = testing::make_reference_kernels();
   const auto called = make_step_graph(nullptr);
   const auto expected = train(*reference, *called, 20);
   REQUIRE(relative_error(train(**kernels, *called, 20), expected) <= 1e-4);
@@ -50,7 +50,7 @@ TEST_CASE("the GPU trains as the reference does") {
 
 TEST_CASE("an error of the step during its capture is returned, and the stream takes work again") {
   require_gpu();
-  auto kernels = kernels::make_cuda_kernels(0);
+  auto kernels = testing::make_cuda_kernels(0);
   REQUIRE_OK(kernels);
   const auto steps = make_step_graph((*kernels)->make_step_recorder());
   REQUIRE_OK(steps->run(1, []() -> Result<void> { return {}; }));
@@ -66,9 +66,9 @@ TEST_CASE("an error of the step during its capture is returned, and the stream t
 
 TEST_CASE("a step that cannot be captured is called instead, and leaves no error behind") {
   require_gpu();
-  auto made = kernels::make_cuda_kernels(0);
+  auto made = testing::make_cuda_kernels(0);
   REQUIRE_OK(made);
-  kernels::Kernels& kernels = **made;
+  testing::Kernels& kernels = **made;
   auto memory = kernels.allocate(64);
   REQUIRE_OK(memory);
   std::string reason;

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "tests/support/kernel_cases.h"
-#include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/optim/update.h"
 
 namespace muster::testing {
@@ -19,7 +18,7 @@ class TinyTraining {
  public:
   static constexpr int kImages = 64, kBatch = 4, kClasses = 10;
 
-  explicit TinyTraining(kernels::Kernels& kernels) : kernels_(kernels) {}
+  explicit TinyTraining(Kernels& kernels) : kernels_(kernels) {}
 
   Result<void> prepare() {
     MUSTER_OK(kernels_.plan_conv2d(conv_));
@@ -78,8 +77,9 @@ class TinyTraining {
                          "max_pool");
     kernels_.linear_forward(hidden_, f(pooled_), p + kHidden, p + kHiddenBias, f(h_), true);
     kernels_.linear_forward(output_, f(h_), p + kOutput, p + kOutputBias, f(logits_), false);
-    kernels_.cross_entropy(f(logits_), static_cast<std::int32_t*>(batch_labels_), kBatch, kClasses,
-                           f(dlogits_), static_cast<LossTotals*>(totals_), {});
+    kernels_.cross_entropy(
+        {f(logits_), static_cast<std::int32_t*>(batch_labels_), kBatch, kClasses, f(dlogits_)},
+        static_cast<LossTotals*>(totals_));
     kernels_.linear_backward(output_, f(h_), p + kOutput, f(logits_), f(dlogits_), f(dh_), g + kOutput,
                              g + kOutputBias, false);
     kernels_.linear_backward(hidden_, f(pooled_), p + kHidden, f(h_), f(dh_), f(dpooled_), g + kHidden,
@@ -127,11 +127,11 @@ class TinyTraining {
     return memory;
   }
 
-  kernels::Kernels& kernels_;
-  const kernels::ConvShape conv_{
+  Kernels& kernels_;
+  const ConvShape conv_{
       .batch = kBatch, .in_channels = 1, .height = 12, .width = 12, .out_channels = 6, .kernel = 5};
   const nn::MaxPoolSizes pool_ = pool_sizes(kBatch * 6, 8, 8, 2);
-  const kernels::LinearShape hidden_{kBatch, 96, 20}, output_{kBatch, 20, kClasses};
+  const LinearShape hidden_{kBatch, 96, 20}, output_{kBatch, 20, kClasses};
   void *images_ = nullptr, *labels_ = nullptr, *params_ = nullptr, *grads_ = nullptr, *velocity_ = nullptr;
   void *indices_ = nullptr, *batch_labels_ = nullptr, *x_ = nullptr, *a_ = nullptr, *pooled_ = nullptr,
        *argmax_ = nullptr, *h_ = nullptr, *logits_ = nullptr, *dlogits_ = nullptr, *dh_ = nullptr,

@@ -10,7 +10,7 @@ namespace {
 
 Result<TrainerRun::Outcome> train(Member& member, bool capture) {
   TrainerRun run;
-  MUSTER_OK(run.start(member.kernels, *member.group, capture));
+  MUSTER_OK(run.start(member.kernels->device(), *member.group, capture));
   return run.run();
 }
 

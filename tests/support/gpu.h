@@ -3,12 +3,12 @@
 #pragma once
 
 #include "tests/support/skip.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 namespace muster::testing {
 
 inline void require_gpu() {
-  if (kernels::cuda_device_count() == 0) skip("no GPU here");
+  if (gpu_count() == 0) skip("no GPU here");
 }
 
 }  // namespace muster::testing

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "tests/support/kernels.h"
 #include "worker_runtime/ops/max_pool/max_pool.h"
 
 namespace muster::testing {
@@ -35,7 +35,7 @@ inline std::vector<std::int32_t> random_integers(std::size_t count, std::int32_t
 }
 
 /// Largest difference, relative to the largest magnitude expected (1 where all of that is 0): the measure of
-/// kernels.h.
+/// all comparisons.
 inline double relative_error(const std::vector<float>& actual, const std::vector<float>& expected) {
   if (actual.size() != expected.size()) return 1e30;
   double largest = 0, difference = 0;
@@ -47,7 +47,7 @@ inline double relative_error(const std::vector<float>& actual, const std::vector
   return difference / (largest > 0 ? largest : 1.0);
 }
 
-inline std::vector<kernels::ConvShape> conv_cases() {
+inline std::vector<ConvShape> conv_cases() {
   return {
       {.batch = 4, .in_channels = 1, .height = 28, .width = 28, .out_channels = 6, .kernel = 5},
       {.batch = 4, .in_channels = 6, .height = 12, .width = 12, .out_channels = 16, .kernel = 5},
@@ -104,12 +104,12 @@ inline std::vector<nn::MaxPoolSizes> pool_cases() {
           pool_sizes(2, 15, 15, 15), pool_sizes(2, 3, 4, 4)};
 }
 
-inline std::vector<kernels::LinearShape> linear_cases() {
+inline std::vector<LinearShape> linear_cases() {
   return {{4, 256, 120}, {4, 120, 84}, {4, 84, 10},  {1, 1, 1},     {1, 33, 5},   {7, 31, 3},  {8, 64, 64},
           {9, 100, 17},  {64, 84, 10}, {63, 5, 129}, {33, 784, 51}, {65, 40, 30}, {130, 17, 9}};
 }
 
-inline std::string describe(const kernels::ConvShape& s) {
+inline std::string describe(const ConvShape& s) {
   return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.in_channels) + "x" +
          std::to_string(s.height) + "x" + std::to_string(s.width) + " -> " + std::to_string(s.out_channels) +
          ", kernel " + std::to_string(s.kernel) + ", stride " + std::to_string(s.stride) + ", padding " +
@@ -121,7 +121,7 @@ inline std::string describe(const nn::MaxPoolSizes& s) {
          ", window " + std::to_string(s.kernel);
 }
 
-inline std::string describe(const kernels::LinearShape& s) {
+inline std::string describe(const LinearShape& s) {
   return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.in_features) + " -> " +
          std::to_string(s.out_features);
 }

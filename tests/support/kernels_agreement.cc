@@ -14,8 +14,6 @@
 namespace muster::testing {
 namespace {
 
-using namespace kernels;
-
 /// A copy of host values in the subject's memory.
 template <class T>
 T* upload(Kernels& subject, const std::vector<T>& values) {
@@ -170,27 +168,34 @@ void check_cross_entropy(Kernels& subject, int batch, int classes, float smoothi
   std::vector<float> dlogits(logits.size());
   LossTotals expected{.loss_sum = 1.5, .correct = 2, .num_samples = 3};
   const float factor = 8;
-  reference->cross_entropy(logits.data(), labels.data(), batch, classes, dlogits.data(), &expected,
-                           {smoothing, &factor});
+  reference->cross_entropy({logits.data(), labels.data(), batch, classes, dlogits.data(), smoothing, &factor},
+                           &expected);
 
   float* device_dlogits = output(subject, dlogits.size());
   auto* totals = upload(subject, std::vector<LossTotals>{{.loss_sum = 1.5, .correct = 2, .num_samples = 3}});
   const float* device_logits = upload(subject, logits);
   const std::int32_t* device_labels = upload(subject, labels);
-  const LossOptions options{smoothing, upload(subject, std::vector<float>{factor})};
-  subject.cross_entropy(device_logits, device_labels, batch, classes, device_dlogits, totals, options);
+  nn::LossArgs args{device_logits,
+                    device_labels,
+                    batch,
+                    classes,
+                    device_dlogits,
+                    smoothing,
+                    upload(subject, std::vector<float>{factor})};
+  subject.cross_entropy(args, totals);
   REQUIRE(relative_error(download(subject, device_dlogits, dlogits.size()), dlogits) <= 1e-6);
   LossTotals actual = download(subject, totals, 1)[0];
   REQUIRE(std::abs(actual.loss_sum - expected.loss_sum) <= 1e-6 * std::abs(expected.loss_sum));
   REQUIRE(actual.correct == expected.correct);
   REQUIRE(actual.num_samples == expected.num_samples);
 
-  subject.cross_entropy(device_logits, device_labels, batch, classes, nullptr, totals, options);
+  args.dlogits = nullptr;
+  subject.cross_entropy(args, totals);
   REQUIRE(download(subject, totals, 1)[0].num_samples == expected.num_samples + batch);
 }
 
 void check_optimizers(const Compute& subject, std::size_t count) {
-  const Compute host = *make_compute(Device::kCpu);
+  const Compute host = *make_compute(DeviceType::kCpu);
   const auto grads = random_values(count, 14);
   /// Parameters and state after steps of which the third has a gradient that is not finite.
   const auto run = [&](const Compute& compute, bool adamw, bool scaled, const SgdOptions& options) {

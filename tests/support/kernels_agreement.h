@@ -7,17 +7,17 @@
 
 #include <muster/compute.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "tests/support/kernels.h"
 #include "worker_runtime/ops/max_pool/max_pool.h"
 
 namespace muster::testing {
 
-void check_gather_normalize(kernels::Kernels& subject);
-void check_conv2d(kernels::Kernels& subject, const kernels::ConvShape& shape);
+void check_gather_normalize(Kernels& subject);
+void check_conv2d(Kernels& subject, const ConvShape& shape);
 /// Against the CPU's.
-void check_relu_max_pool(kernels::Kernels& subject, const nn::MaxPoolSizes& sizes);
-void check_linear(kernels::Kernels& subject, const kernels::LinearShape& shape);
-void check_cross_entropy(kernels::Kernels& subject, int batch, int classes, float smoothing);
+void check_relu_max_pool(Kernels& subject, const nn::MaxPoolSizes& sizes);
+void check_linear(Kernels& subject, const LinearShape& shape);
+void check_cross_entropy(Kernels& subject, int batch, int classes, float smoothing);
 /// SGD and AdamW with and without clipping and a gradient scaler, against those of the CPU.
 void check_optimizers(const Compute& subject, std::size_t count);
 

@@ -64,8 +64,8 @@ class Musterd {
 
   [[nodiscard]] std::uint16_t port() const { return port_; }
   [[nodiscard]] pid_t pid() const { return pid_; }
-  /// After one that ends the daemon: finish(). Killed while it writes its coverage profile, it leaves half of one,
-  /// which every later daemon complains about.
+  /// After one that ends the daemon: finish(). Killed while it writes its coverage profile, it leaves half of
+  /// one, which every later daemon complains about.
   void signal(int number) const { ::kill(pid_, number); }
 
   /// The first line of standard error not asked for before that contains `text`.

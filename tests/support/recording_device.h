@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RecordingKernels and RecordingGroup: a GPU that records steps, on the CPU. Kernels and group of the CPU
+// RecordingDevice and RecordingGroup: a GPU that records steps, on the CPU. Device and group of the CPU
 // behind faces that say kCuda; while a step is recorded they run nothing and put each call, with the
 // addresses it was given, on a tape that a replay runs. What a stream capture forbids (waiting for the
 // device, allocating) spoils the recording, as it does there. Fakes for the trainer's tests; one tape per
@@ -15,8 +15,8 @@
 
 #include <muster/process_group.h>
 
-#include "worker_runtime/core/step_graph_plan.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/device/step_graph_plan.h"
 
 namespace muster::testing {
 
@@ -81,12 +81,12 @@ class TapeRecorder final : public StepRecorder {
   std::array<std::vector<Tape::Call>, StepGraphPlan::kSlots> slots_;
 };
 
-class RecordingKernels final : public kernels::Kernels {
+class RecordingDevice final : public Device {
  public:
-  RecordingKernels(std::unique_ptr<kernels::Kernels> inner, std::shared_ptr<Tape> tape)
+  RecordingDevice(Compute inner, std::shared_ptr<Tape> tape)
       : inner_(std::move(inner)), tape_(std::move(tape)) {}
 
-  Device device() const override { return Device::kCuda; }
+  DeviceType type() const override { return DeviceType::kCuda; }
   std::string_view name() const override { return "recording"; }
   std::unique_ptr<StepRecorder> make_step_recorder() override {
     return std::make_unique<TapeRecorder>(tape_);
@@ -116,41 +116,11 @@ class RecordingKernels final : public kernels::Kernels {
   void enqueue(void (*work)(const void*), const void* argument) override {
     put([=] { work(argument); });
   }
-  Result<void> plan_conv2d(const kernels::ConvShape& shape) override { return inner_->plan_conv2d(shape); }
-  Result<void> plan_linear(const kernels::LinearShape& shape) override { return inner_->plan_linear(shape); }
-
   void copy_on_device(void* to, const void* from, std::size_t size_bytes) override {
     put([=, this] { inner_->copy_on_device(to, from, size_bytes); });
   }
   void zero(void* device, std::size_t size_bytes) override {
     put([=, this] { inner_->zero(device, size_bytes); });
-  }
-  void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
-                        int batch, int image_elements, float mean, float stddev, float* x,
-                        std::int32_t* out_labels) override {
-    put([=, this] {
-      inner_->gather_normalize(images, labels, indices, batch, image_elements, mean, stddev, x, out_labels);
-    });
-  }
-  void conv2d_forward(const kernels::ConvShape& shape, const float* x, const float* w, const float* b,
-                      float* y) override {
-    put([=, this] { inner_->conv2d_forward(shape, x, w, b, y); });
-  }
-  void conv2d_backward(const kernels::ConvShape& shape, const float* x, const float* w, const float* dy,
-                       float* dx, float* dw, float* db) override {
-    put([=, this] { inner_->conv2d_backward(shape, x, w, dy, dx, dw, db); });
-  }
-  void linear_forward(const kernels::LinearShape& shape, const float* x, const float* w, const float* b,
-                      float* y, bool relu) override {
-    put([=, this] { inner_->linear_forward(shape, x, w, b, y, relu); });
-  }
-  void linear_backward(const kernels::LinearShape& shape, const float* x, const float* w, const float* y,
-                       float* dy, float* dx, float* dw, float* db, bool relu) override {
-    put([=, this] { inner_->linear_backward(shape, x, w, y, dy, dx, dw, db, relu); });
-  }
-  void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                     LossTotals* totals, const kernels::LossOptions& options) override {
-    put([=, this] { inner_->cross_entropy(logits, labels, batch, classes, dlogits, totals, options); });
   }
 
  private:
@@ -169,7 +139,7 @@ class RecordingKernels final : public kernels::Kernels {
     if (!tape_->take(whole)) call();
   }
 
-  std::unique_ptr<kernels::Kernels> inner_;
+  Compute inner_;
   std::shared_ptr<Tape> tape_;
 };
 
@@ -180,7 +150,7 @@ class RecordingGroup final : public ProcessGroup {
   int rank() const override { return inner_.rank(); }
   int world_size() const override { return inner_.world_size(); }
   std::string_view backend() const override { return "recording"; }
-  Device device() const override { return Device::kCuda; }
+  DeviceType device() const override { return DeviceType::kCuda; }
   Result<void> status() const override {
     if (tape_->lost) return fail(ErrorCode::kPeerGone, "rank 1 is gone");
     return {};

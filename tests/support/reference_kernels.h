@@ -9,9 +9,9 @@
 
 #include <muster/check.h>
 
-#include "worker_runtime/kernels/cpu/host_kernels.h"
+#include "tests/support/kernels.h"
 
-namespace muster::kernels {
+namespace muster::testing {
 namespace reference {
 
 /// Calls visit(x_index, w_index, y_index) for each product that convolution sums up.
@@ -41,11 +41,9 @@ inline std::vector<double> zeros(std::int64_t count) {
   return std::vector<double>(static_cast<std::size_t>(count), 0.0);
 }
 
-class ReferenceKernels final : public HostKernels {
+class ReferenceKernels final : public Kernels {
  public:
-  [[nodiscard]] std::string_view name() const override { return "reference"; }
-  [[nodiscard]] Result<void> plan_conv2d(const ConvShape& shape) override { return check_shape(shape); }
-  [[nodiscard]] Result<void> plan_linear(const LinearShape& shape) override { return check_shape(shape); }
+  ReferenceKernels() : Kernels(*make_compute(DeviceType::kCpu)) {}
 
   void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
                         int batch, int image_elements, float mean, float stddev, float* x,
@@ -128,15 +126,15 @@ class ReferenceKernels final : public HostKernels {
       }
   }
 
-  void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                     LossTotals* totals, const LossOptions& options) override {
+  void cross_entropy(const nn::LossArgs& args, LossTotals* totals) override {
+    const auto [logits, labels, batch, classes, dlogits, label_smoothing, scale_at] = args;
     for (int n = 0; n < batch; ++n) {
       const float* row = logits + n * classes;
       MUSTER_CHECK(labels[n] >= 0 && labels[n] < classes, "a label is outside the classes of the model");
       const float* largest = std::max_element(row, row + classes);
       double sum = 0;
       for (int c = 0; c < classes; ++c) sum += std::exp(static_cast<double>(row[c]) - *largest);
-      const double smoothing = options.smoothing, spread = smoothing / classes;
+      const double smoothing = label_smoothing, spread = smoothing / classes;
       double target = (1 - smoothing) * row[labels[n]];
       for (int c = 0; c < classes; ++c) target += spread * row[c];
       totals->loss_sum += std::log(sum) + *largest - target;
@@ -145,7 +143,7 @@ class ReferenceKernels final : public HostKernels {
       for (int c = 0; c < classes; ++c) {
         const double p = std::exp(static_cast<double>(row[c]) - *largest) / sum;
         const double wanted = (c == labels[n] ? 1.0 - smoothing : 0.0) + spread;
-        const double scale = options.scale == nullptr ? 1 : *options.scale;
+        const double scale = scale_at == nullptr ? 1 : *scale_at;
         dlogits[n * classes + c] = static_cast<float>((p - wanted) / batch * scale);
       }
     }
@@ -159,4 +157,4 @@ class ReferenceKernels final : public HostKernels {
   return std::make_unique<reference::ReferenceKernels>();
 }
 
-}  // namespace muster::kernels
+}  // namespace muster::testing

@@ -75,7 +75,7 @@ muster::Result<void> TrainingRun::load() {
 muster::Result<void> TrainingRun::join() {
   if (options_.device == DeviceChoice::kCuda) {
     const int gpu = gpu_of_rank(0);
-    MUSTER_TRY(compute_, muster::make_compute(muster::Device::kCuda, gpu));
+    MUSTER_TRY(compute_, muster::make_compute(muster::DeviceType::kCuda, gpu));
     MUSTER_TRY(context_, muster::init(on_gpu(compute_, gpu)));
     return {};
   }
@@ -90,8 +90,8 @@ muster::Result<void> TrainingRun::join() {
         facts.nccl_problem = nccl.error().message;
     MUSTER_TRY(use_gpus, agree_on_gpus(facts, *context_.group));
   }
-  MUSTER_TRY(compute_,
-             muster::make_compute(use_gpus ? muster::Device::kCuda : muster::Device::kCpu, facts.gpu));
+  MUSTER_TRY(compute_, muster::make_compute(use_gpus ? muster::DeviceType::kCuda : muster::DeviceType::kCpu,
+                                            facts.gpu));
   if (use_gpus) {
     MUSTER_TRY(context_.group, muster::new_group(context_, "gpu", on_gpu(compute_, facts.gpu)));
   }

@@ -5,7 +5,7 @@
 
 #include <muster/gradcheck.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 namespace muster::nn {
 namespace {

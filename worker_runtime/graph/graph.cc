@@ -5,7 +5,7 @@
 #include <muster/check.h>
 #include <muster/nn.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 namespace muster::nn {
 
@@ -45,11 +45,11 @@ Value apply(std::string name, std::unique_ptr<Operation> operation, std::initial
 }
 
 void Frame::report(const Error& error) const {
-  kernels->report(error);
+  device->report(error);
 }
 
 void Frame::report_cuda(int error, std::string_view what) const {
-  kernels->report_cuda(error, what);
+  device->report_cuda(error, what);
 }
 
 }  // namespace muster::nn

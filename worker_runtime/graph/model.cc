@@ -10,8 +10,8 @@
 #include <muster/check.h>
 #include <muster/nn.h>
 
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/graph/fuse.h"
-#include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
 
 namespace muster::nn {

@@ -2,13 +2,14 @@
 // Plan: when each piece of memory is in use, where it lies, and the walk over the operations.
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include <muster/check.h>
 #include <muster/nn.h>
 
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/graph/memory_plan.h"
-#include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/ops/dropout/dropout.h"
 
@@ -34,6 +35,7 @@ class Model::PlanBuilder {
   Result<std::unique_ptr<Plan>> build() {
     find_gradients();
     choose_types();
+    MUSTER_OK(prepare());
     place_activations();
     place_gradients();
     return assemble();
@@ -97,6 +99,15 @@ class Model::PlanBuilder {
       at(dtype_of_, value) = kF32;
       if (value == 0 || !is_view(value - 1)) return;
     }
+  }
+
+  Result<void> prepare() {
+    prepared_.resize(static_cast<std::size_t>(n_));
+    for (int i = 0; i < n_; ++i)
+      if (operation(i) != nullptr && !is_view(i)) {
+        MUSTER_TRY(at(prepared_, i), operation(i)->prepare(*model_.compute_, batch_));
+      }
+    return {};
   }
 
   /// From the operation that writes them to the last that reads them. A view is its input's memory.
@@ -172,9 +183,14 @@ class Model::PlanBuilder {
   static std::size_t float_bytes(std::int64_t count) {
     return aligned(static_cast<std::size_t>(count) * sizeof(float));
   }
+  std::size_t own_workspace_bytes(int i) const {
+    const Prepared* const prepared = at(prepared_, i).get();
+    return aligned(operation(i)->workspace_bytes(batch_)) +
+           (prepared != nullptr ? aligned(prepared->workspace_bytes) : 0);
+  }
   /// The operation's own, and behind it the copies that stage() hands out.
   std::size_t workspace_bytes(int i, bool backward) const {
-    std::size_t bytes = aligned(operation(i)->workspace_bytes(batch_));
+    std::size_t bytes = own_workspace_bytes(i);
     for (const int input : inputs(i)) {
       if (is_staged(i, input) && (!backward || operation(i)->backward_reads_x()))
         bytes += float_bytes(elements_of(input));
@@ -195,7 +211,7 @@ class Model::PlanBuilder {
   Tensor tensor(int value, int block) const {
     Tensor made;
     if (block != kNever) made.data = place(block);
-    made.device = model_.compute_->device();
+    made.device = model_.compute_->type();
     made.dtype = at(dtype_of_, value);
     const Shape& shape = at(model_.shapes_, value);
     made.rank = static_cast<int>(shape.size()) + 1;
@@ -209,7 +225,7 @@ class Model::PlanBuilder {
     MUSTER_TRY(void* const arena, model_.compute_->allocate(layout_.size_bytes));
     base_ = static_cast<std::uint8_t*>(arena);
     auto plan = std::make_unique<Plan>();
-    plan->kernels_ = model_.compute_.get();
+    plan->device_ = model_.compute_.get();
     plan->mode_ = mode_;
     plan->batch_ = batch_;
     plan->size_bytes_ = layout_.size_bytes;
@@ -224,10 +240,7 @@ class Model::PlanBuilder {
     for (int i = 0; i < n_; ++i) {
       if (operation(i) == nullptr) continue;
       Plan::Step& step = at(plan->steps_, i);
-      if (!is_view(i)) {
-        MUSTER_OK(operation(i)->plan(*model_.compute_, batch_));
-        step.operation = operation(i);
-      }
+      if (!is_view(i)) step.operation = operation(i);
       fill_frame(i, step);
       if (training_ && operation(i)->draws_random_numbers()) plan->random_ = step.forward;
       if (!is_view(i)) {
@@ -235,6 +248,7 @@ class Model::PlanBuilder {
         stage(i, false, step);
         if (has_backward(i)) stage(i, true, step);
       }
+      step.prepared = std::move(at(prepared_, i));
       for (std::size_t k = 0; k < inputs(i).size(); ++k)
         if (const int into = at(sum_of_, i)[k]; into != kNever) {
           const DType dtype = at(dtype_of_, inputs(i)[k]);
@@ -250,10 +264,10 @@ class Model::PlanBuilder {
   void fill_frame(int i, Plan::Step& step) {
     Frame& frame = step.forward;
     frame.mode = mode_;
-    frame.kernels = model_.compute_.get();
+    frame.prepared = at(prepared_, i).get();
+    frame.device = model_.compute_.get();
     frame.random = model_.random_;
     frame.operation = static_cast<std::uint32_t>(i);
-    frame.device = model_.compute_->device();
     frame.stream = model_.compute_->stream();
     frame.y = tensor(i + 1, at(block_of_, i + 1));
     frame.dy = tensor(i + 1, has_backward(i) ? at(gradient_of_, i + 1) : kNever);
@@ -284,7 +298,7 @@ class Model::PlanBuilder {
     std::vector<Cast>& after = backward ? step.after_backward : step.after_forward;
     const DType through = at(computed_in_, i);
     frame.workspace = place(at(backward ? backward_workspace_ : forward_workspace_, i));
-    std::uint8_t* next = frame.workspace + aligned(operation(i)->workspace_bytes(batch_));
+    std::uint8_t* next = frame.workspace + own_workspace_bytes(i);
     const auto copy_of = [&](Tensor& tensor) {
       tensor.data = next;
       tensor.dtype = kF32;
@@ -338,6 +352,7 @@ class Model::PlanBuilder {
   std::vector<std::vector<int>> dx_of_, sum_of_;             // per operation and input
   std::vector<int> forward_workspace_, backward_workspace_;  // per operation
   std::vector<std::size_t> parameter_of_;                    // the first of an operation
+  std::vector<std::unique_ptr<Prepared>> prepared_;          // per operation, until it is the plan's
   int labels_ = kNever;
   std::size_t next_parameter_ = 0, next_buffer_ = 0;
 };
@@ -352,12 +367,22 @@ Result<Plan*> Model::plan(int batch, Mode mode) {
   return plans_.back().get();
 }
 
+std::string Plan::backends() const {
+  std::map<std::string_view, int> counts;
+  for (const Step& step : steps_)
+    if (step.operation != nullptr) ++counts[step.prepared != nullptr ? step.prepared->backend : "muster"];
+  std::string text;
+  for (const auto& [backend, count] : counts)
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + std::string(backend);
+  return text;
+}
+
 void Plan::forward() const {
   if (random_.random != nullptr)
-    kernels_->enqueue([](const void* work) { advance(*static_cast<const Frame*>(work)); }, &random_);
+    device_->enqueue([](const void* work) { advance(*static_cast<const Frame*>(work)); }, &random_);
   for (const Step& step : steps_)
     if (step.operation != nullptr)
-      kernels_->enqueue(
+      device_->enqueue(
           [](const void* work) {
             const auto& s = *static_cast<const Step*>(work);
             for (const Cast& before : s.before_forward) cast(s.forward, before);
@@ -370,7 +395,7 @@ void Plan::forward() const {
 void Plan::backward_operation(int operation) const {
   const Step& step = steps_[static_cast<std::size_t>(operation)];
   if (!step.has_backward) return;
-  kernels_->enqueue(
+  device_->enqueue(
       [](const void* work) {
         const auto& s = *static_cast<const Step*>(work);
         for (const Cast& before : s.before_backward) cast(s.forward, before);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime_api.h>
 
-#include "worker_runtime/core/cuda_error.h"
+#include "worker_runtime/device/cuda/counter.h"
+#include "worker_runtime/device/cuda/cuda_error.h"
 #include "worker_runtime/groups/nccl_device.h"
-#include "worker_runtime/kernels/cuda/launch.h"
 
 namespace muster::nccl {
 namespace {
@@ -95,7 +95,7 @@ class CudaDevice final : public NcclDevice {
 
   Result<std::uint32_t*> create_counter() override {
     // The first count_up() is often part of a capture.
-    MUSTER_OK(check(kernels::cuda::load_increment(), "load the kernel that counts collectives"));
+    MUSTER_OK(check(cuda::load_increment(), "load the kernel that counts collectives"));
     void* memory = nullptr;
     MUSTER_OK(
         check(cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable),
@@ -110,7 +110,7 @@ class CudaDevice final : public NcclDevice {
   Result<void> count_up(std::uint32_t* counter, void* stream) override {
     (void)cudaGetLastError();  // what NCCL may have left behind on this thread is not the launch's error
     // Unified addressing: the pinned word has the same address on the GPU.
-    return check(kernels::cuda::launch_increment(counter, stream_of(stream)), "count a collective");
+    return check(cuda::launch_increment(counter, stream_of(stream)), "count a collective");
   }
 
  private:

@@ -156,7 +156,7 @@ class NcclGroup final : public ProcessGroup {
   int rank() const override { return settings_.rank; }
   int world_size() const override { return settings_.world_size; }
   std::string_view backend() const override { return "nccl"; }
-  Device device() const override { return Device::kCuda; }
+  DeviceType device() const override { return DeviceType::kCuda; }
   Result<void> status() const override {
     if (const auto failure = thread_->failure()) return fail(*failure);
     return {};

@@ -25,7 +25,7 @@ class SingleGpuGroup final : public ProcessGroup {
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
   std::string_view backend() const override { return "single"; }
-  Device device() const override { return Device::kCuda; }
+  DeviceType device() const override { return DeviceType::kCuda; }
   Result<void> all_reduce(Buffer /*buffer*/, ReduceOp /*op*/) override { return {}; }
   Result<std::unique_ptr<Work>> start_all_reduce(Buffer /*buffer*/, ReduceOp /*op*/) override {
     return std::make_unique<DoneWork>();

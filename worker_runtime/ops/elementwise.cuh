@@ -8,9 +8,9 @@
 
 #include <cuda_runtime.h>
 
-namespace muster::nn::cuda {
+#include "worker_runtime/ops/portable.h"
 
-inline constexpr unsigned kBlock = 256;
+namespace muster::nn::cuda {
 
 template <class Body>
 __global__ void element_kernel(std::int64_t count, Body body) {

@@ -6,7 +6,7 @@
 
 #include <muster/check.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/optim/update.h"
 
 namespace muster {
@@ -105,7 +105,7 @@ void Optimizer::run() const {
   const GradScalerOptions scaler = scaler_.value_or(GradScalerOptions{.growth_interval = 0});
   const optim::BeginOptions options{options_.max_grad_norm, scaler.growth_factor, scaler.backoff_factor,
                                     scaler.growth_interval};
-  const Update work{compute->stream() != nullptr ? Device::kCuda : Device::kCpu,
+  const Update work{compute->stream() != nullptr ? DeviceType::kCuda : DeviceType::kCpu,
                     compute->stream(),
                     model_->params(),
                     grads,
@@ -114,7 +114,7 @@ void Optimizer::run() const {
                     state_};
   const bool begins = sums_ != nullptr || options_.counts_steps;
 #ifdef MUSTER_HAS_CUDA
-  if (work.device == Device::kCuda) {
+  if (work.device == DeviceType::kCuda) {
     if (begins)
       compute->report_cuda(optim::cuda::begin(options, grads, count, sums_, state_, work.stream),
                            "optimizer");
@@ -175,7 +175,7 @@ std::span<const std::string_view> Sgd::arena_names() const {
 
 int Sgd::update(const Update& u) const {
 #ifdef MUSTER_HAS_CUDA
-  if (u.device == Device::kCuda)
+  if (u.device == DeviceType::kCuda)
     return optim::cuda::sgd(options_, u.state, u.params, u.grads, u.arenas[0], u.count, u.stream);
 #endif
   optim::sgd_update(options_, *u.state, u.params, u.grads, u.arenas[0], u.count);
@@ -200,7 +200,7 @@ std::span<const std::string_view> AdamW::arena_names() const {
 
 int AdamW::update(const Update& u) const {
 #ifdef MUSTER_HAS_CUDA
-  if (u.device == Device::kCuda)
+  if (u.device == DeviceType::kCuda)
     return optim::cuda::adamw(options_, u.state, u.params, u.grads, u.arenas[0], u.arenas[1], u.count,
                               u.stream);
 #endif

@@ -6,11 +6,11 @@
 
 #include <muster/optim.h>
 
-#include "worker_runtime/kernels/cuda/portable.h"
+#include "worker_runtime/ops/portable.h"
 
 namespace muster::optim {
 
-using namespace kernels::cuda;  // MUSTER_HD's roundings
+using namespace nn::cuda;  // MUSTER_HD's roundings
 
 /// Of clipping and GradScaler; a growth interval of 0: no scaler.
 struct BeginOptions {

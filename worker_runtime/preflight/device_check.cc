@@ -8,13 +8,16 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/text.h"
+
 namespace muster::preflight {
 namespace {
 
 using Speed = std::optional<double> DeviceCheck::*;
 using End = DeviceCheck::End;
 
-constexpr double kSlowGpu = 0.7;  // neighbours of one model are within a few per cent
+constexpr std::size_t kMostText = 300;  // of an error
+constexpr double kSlowGpu = 0.7;        // neighbours of one model are within a few per cent
 constexpr double kSlowCpu = 0.5;
 constexpr double kGiB = 1 << 30;
 
@@ -86,13 +89,6 @@ std::string end_text(const DeviceCheck& check) {
 
 }  // namespace
 
-std::string one_line(std::string_view text, std::size_t most) {
-  std::string out(text.substr(0, most));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return out;
-}
-
 void read_line(DeviceCheck& check, std::string_view line) {
   const auto space = line.find(' ');
   const std::string_view word = line.substr(0, space);
@@ -119,7 +115,7 @@ void read_line(DeviceCheck& check, std::string_view line) {
     if (error != std::errc{} || end != value.data() + value.size() || value.empty()) return refuse();
     check.ready = port;
   } else if (word == "bad") {
-    if (check.error.empty()) check.error = one_line(value);
+    if (check.error.empty()) check.error = one_line(value, kMostText);
   } else if (word == "done") {
     check.done = true;
   } else {

@@ -58,7 +58,4 @@ void read_line(DeviceCheck& check, std::string_view line);
 /// "8 GPUs: GEMM 631 to 645 TFLOP/s (median 640), memory copies ..., all-reduce ..."; empty: no speeds.
 [[nodiscard]] std::string speeds_text(std::span<const DeviceCheck> checks);
 
-/// One line whatever it holds: control characters become '?'. At most `most` bytes.
-[[nodiscard]] std::string one_line(std::string_view text, std::size_t most = 300);
-
 }  // namespace muster::preflight

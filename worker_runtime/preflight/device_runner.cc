@@ -59,7 +59,7 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  void start(const std::string& program, const Device& device) {
+  void start(const std::string& program, const DeviceProcess& device) {
     Child& child = children_.emplace_back();
     child.check.name = device.name;
     child.check.is_gpu = device.is_gpu;
@@ -87,7 +87,7 @@ class Runner {
 
  private:
   /// 0, or the error's number.
-  static int spawn(const std::string& program, const Device& device, Child& child) {
+  static int spawn(const std::string& program, const DeviceProcess& device, Child& child) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return errno;
     child.socket = UniqueFd(ends[0]);
@@ -202,10 +202,10 @@ class Runner {
 
 }  // namespace
 
-std::vector<DeviceCheck> run_checks(const std::string& program, std::span<const Device> devices,
+std::vector<DeviceCheck> run_checks(const std::string& program, std::span<const DeviceProcess> devices,
                                     std::chrono::milliseconds timeout) {
   Runner runner(SteadyClock::now() + timeout);
-  for (const Device& device : devices) runner.start(program, device);
+  for (const DeviceProcess& device : devices) runner.start(program, device);
   return runner.run();
 }
 

@@ -14,13 +14,14 @@
 
 namespace muster::preflight {
 
-struct Device {
+struct DeviceProcess {
   std::string name;
   bool is_gpu = false;
   std::vector<std::string> arguments;  // of its process, after the program's name
 };
 
-[[nodiscard]] std::vector<DeviceCheck> run_checks(const std::string& program, std::span<const Device> devices,
+[[nodiscard]] std::vector<DeviceCheck> run_checks(const std::string& program,
+                                                  std::span<const DeviceProcess> devices,
                                                   std::chrono::milliseconds timeout);
 
 }  // namespace muster::preflight

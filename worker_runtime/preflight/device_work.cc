@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "worker_runtime/ops/linear/linear.h"
 #include "worker_runtime/preflight/exact_product.h"
 
 namespace muster::preflight {
@@ -24,20 +25,20 @@ struct Sizes {
 };
 
 /// More than caches hold, and done within a second.
-Sizes sizes_of(Device device) {
-  if (device == Device::kCuda) return {256 * kMiB, 64 * kMiB, 4096, 10};
+Sizes sizes_of(DeviceType device) {
+  if (device == DeviceType::kCuda) return {256 * kMiB, 64 * kMiB, 4096, 10};
   return {32 * kMiB, 8 * kMiB, 512, 1};
 }
 
 /// The shortest time of one call, in seconds, so that a moment's guest on the device does not count.
 template <class Call>
-Result<double> best_time(kernels::Kernels& kernels, int in_a_row, const Call& call) {
+Result<double> best_time(Device& device, int in_a_row, const Call& call) {
   const Clock::time_point until = Clock::now() + kMeasured;
   double best = 1e9;
   for (int round = 0; round < 3 || Clock::now() < until; ++round) {
     const Clock::time_point begin = Clock::now();
     for (int i = 0; i < in_a_row; ++i) MUSTER_OK(call());
-    MUSTER_OK(kernels.synchronize());
+    MUSTER_OK(device.synchronize());
     const std::chrono::duration<double> took = Clock::now() - begin;
     best = std::min(best, std::max(took.count(), 1e-9) / in_a_row);
   }
@@ -64,32 +65,32 @@ Result<void> compare(const std::vector<float>& found, const char* what, const Ex
 
 }  // namespace
 
-Result<double> measure_copies(kernels::Kernels& kernels) {
-  const Sizes sizes = sizes_of(kernels.device());
+Result<double> measure_copies(Device& device) {
+  const Sizes sizes = sizes_of(device.type());
   std::vector<float> host(sizes.copy_bytes / sizeof(float));
   const auto pattern = [](std::size_t i) { return static_cast<float>(i % 16'777'213); };
   for (std::size_t i = 0; i < host.size(); ++i) host[i] = pattern(i);
-  MUSTER_TRY(void* const from, kernels.allocate(sizes.copy_bytes));
-  MUSTER_TRY(void* const to, kernels.allocate(sizes.copy_bytes));
-  kernels.copy_to_device(from, host.data(), sizes.copy_bytes);
-  MUSTER_TRY(const double seconds, best_time(kernels, sizes.in_a_row, [&]() -> Result<void> {
-               kernels.copy_on_device(to, from, sizes.copy_bytes);
+  MUSTER_TRY(void* const from, device.allocate(sizes.copy_bytes));
+  MUSTER_TRY(void* const to, device.allocate(sizes.copy_bytes));
+  device.copy_to_device(from, host.data(), sizes.copy_bytes);
+  MUSTER_TRY(const double seconds, best_time(device, sizes.in_a_row, [&]() -> Result<void> {
+               device.copy_on_device(to, from, sizes.copy_bytes);
                return {};
              }));
   std::fill(host.begin(), host.end(), 0.0F);
-  kernels.copy_to_host(host.data(), to, sizes.copy_bytes);
-  MUSTER_OK(kernels.synchronize());
+  device.copy_to_host(host.data(), to, sizes.copy_bytes);
+  MUSTER_OK(device.synchronize());
   MUSTER_OK(compare(host, "copied in memory", pattern));
   return static_cast<double>(sizes.copy_bytes) / seconds;
 }
 
-Result<double> measure_gemm(kernels::Kernels& kernels) {
-  const Sizes sizes = sizes_of(kernels.device());
+Result<double> measure_gemm(Device& device) {
+  const Sizes sizes = sizes_of(device.type());
   const int n = sizes.gemm;
   const ExactProduct product = make_exact_product(n, kSeed);
   const auto upload = [&](const std::vector<float>& host) -> Result<float*> {
-    MUSTER_TRY(void* const out, kernels.allocate(host.size() * sizeof(float)));
-    kernels.copy_to_device(out, host.data(), host.size() * sizeof(float));
+    MUSTER_TRY(void* const out, device.allocate(host.size() * sizeof(float)));
+    device.copy_to_device(out, host.data(), host.size() * sizeof(float));
     return static_cast<float*>(out);
   };
   MUSTER_TRY(const float* const x, upload(product.x));
@@ -97,32 +98,32 @@ Result<double> measure_gemm(kernels::Kernels& kernels) {
   MUSTER_TRY(const float* const b, upload(product.b));
   std::vector<float> result(product.x.size());
   MUSTER_TRY(float* const y, upload(result));
-  const kernels::LinearShape shape{n, n, n};
-  MUSTER_OK(kernels.plan_linear(shape));
+  MUSTER_TRY(const auto layer, nn::PreparedLinear::make(device, {n, n, n}));
+  MUSTER_TRY(void* const workspace, device.allocate(layer->workspace_bytes));
   const auto multiply = [&]() -> Result<void> {
-    kernels.linear_forward(shape, x, w, b, y, false);
+    layer->forward(x, w, b, y, false, workspace);
     return {};
   };
   // Cold and warm: a device may fail once it is hot.
   double seconds = 0;
   for (const bool timed : {false, true}) {
     if (timed) {
-      MUSTER_TRY(seconds, best_time(kernels, sizes.in_a_row, multiply));
+      MUSTER_TRY(seconds, best_time(device, sizes.in_a_row, multiply));
     } else {
       MUSTER_OK(multiply());
     }
-    kernels.copy_to_host(result.data(), y, result.size() * sizeof(float));
-    MUSTER_OK(kernels.synchronize());
+    device.copy_to_host(result.data(), y, result.size() * sizeof(float));
+    MUSTER_OK(device.synchronize());
     if (const int wrong = count_wrong_rows(product, result, kSeed + (timed ? 1 : 2)); wrong > 0)
       return fail(ErrorCode::kCorrupt, "the GEMM's result is wrong in " + std::to_string(wrong) + " of " +
                                            std::to_string(n) + " rows");
-    kernels.zero(y, result.size() * sizeof(float));
+    device.zero(y, result.size() * sizeof(float));
   }
   return 2.0 * n * n * n / seconds;
 }
 
-Result<double> measure_all_reduce(kernels::Kernels& kernels, ProcessGroup& group) {
-  const Sizes sizes = sizes_of(kernels.device());
+Result<double> measure_all_reduce(Device& device, ProcessGroup& group) {
+  const Sizes sizes = sizes_of(device.type());
   const std::size_t count = sizes.reduce_bytes / sizeof(float);
   const int ranks = group.world_size();
   const auto own = [&](std::size_t i) {
@@ -133,22 +134,22 @@ Result<double> measure_all_reduce(kernels::Kernels& kernels, ProcessGroup& group
     return static_cast<float>(static_cast<std::int64_t>(i % 251) * ranks + of_ranks);
   };
   std::vector<float> host(count);
-  MUSTER_TRY(void* const buffer, kernels.allocate(sizes.reduce_bytes));
+  MUSTER_TRY(void* const buffer, device.allocate(sizes.reduce_bytes));
   const auto reduce = [&] { return group.all_reduce({buffer, count, DType::kFloat32}); };
   double seconds = 1e9;
   // All ranks have to call it as often, whatever their clocks say.
   for (int round = 0; round < 6; ++round) {
     for (std::size_t i = 0; i < count; ++i) host[i] = own(i);
-    kernels.copy_to_device(buffer, host.data(), sizes.reduce_bytes);
-    MUSTER_OK(kernels.synchronize());
+    device.copy_to_device(buffer, host.data(), sizes.reduce_bytes);
+    MUSTER_OK(device.synchronize());
     MUSTER_OK(group.barrier());
     const Clock::time_point begin = Clock::now();
     MUSTER_OK(reduce());
-    MUSTER_OK(kernels.synchronize());
+    MUSTER_OK(device.synchronize());
     const std::chrono::duration<double> took = Clock::now() - begin;
     seconds = std::min(seconds, std::max(took.count(), 1e-9));
-    kernels.copy_to_host(host.data(), buffer, sizes.reduce_bytes);
-    MUSTER_OK(kernels.synchronize());
+    device.copy_to_host(host.data(), buffer, sizes.reduce_bytes);
+    MUSTER_OK(device.synchronize());
     MUSTER_OK(compare(host, "of the all-reduce", sum));
   }
   MUSTER_OK(group.barrier());

@@ -10,15 +10,15 @@
 #include <muster/process_group.h>
 #include <muster/result.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 namespace muster::preflight {
 
 /// Bytes per second, of copies within the device's memory.
-[[nodiscard]] Result<double> measure_copies(kernels::Kernels& kernels);
+[[nodiscard]] Result<double> measure_copies(Device& device);
 /// Floating-point operations per second, of y = x w^T + b in float32.
-[[nodiscard]] Result<double> measure_gemm(kernels::Kernels& kernels);
+[[nodiscard]] Result<double> measure_gemm(Device& device);
 /// Bytes per second on the bus, 2 (n-1)/n of the buffer's for each all-reduce, as nccl-tests counts.
-[[nodiscard]] Result<double> measure_all_reduce(kernels::Kernels& kernels, ProcessGroup& group);
+[[nodiscard]] Result<double> measure_all_reduce(Device& device, ProcessGroup& group);
 
 }  // namespace muster::preflight

@@ -26,6 +26,8 @@
 #include <muster/store_server.h>
 
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/text.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/preflight/device_runner.h"
 #include "worker_runtime/preflight/device_work.h"
 
@@ -128,15 +130,15 @@ void enter_world(const Arguments& arguments, int port) {
   set("TORCHELASTIC_RESTART_COUNT", "0");
 }
 
-Result<void> all_reduce(const Arguments& arguments, kernels::Kernels& kernels, int port) {
+Result<void> all_reduce(const Arguments& arguments, Device& device, int port) {
   enter_world(arguments, port);
   InitOptions options;
   options.backend = arguments.gpu >= 0 ? Backend::kNccl : Backend::kShm;
   options.timeout = kTimeout;
   options.cuda_device = std::max(arguments.gpu, 0);
-  options.cuda_stream = kernels.stream();
+  options.cuda_stream = device.stream();
   MUSTER_TRY(const Context context, init(options));
-  MUSTER_TRY(const double speed, preflight::measure_all_reduce(kernels, *context.group));
+  MUSTER_TRY(const double speed, preflight::measure_all_reduce(device, *context.group));
   say("reduce", speed);
   return {};
 }
@@ -144,18 +146,16 @@ Result<void> all_reduce(const Arguments& arguments, kernels::Kernels& kernels, i
 Result<void> run(const Arguments& arguments) {
   say("at", arguments.gpu >= 0 ? "the start of CUDA" : "the start");
   MUSTER_OK(bind_to(arguments.cpus));
-  std::unique_ptr<kernels::Kernels> kernels;
-  if (arguments.gpu >= 0) {
-    MUSTER_TRY(kernels, kernels::make_cuda_kernels(arguments.gpu));
-    if (arguments.world_size > 1 && !arguments.alone) MUSTER_OK(check_backend(Backend::kNccl));
-  } else {
-    kernels = kernels::make_cpu_kernels();
-  }
+  const bool gpu = arguments.gpu >= 0;
+  MUSTER_TRY(const Compute compute,
+             make_compute(gpu ? DeviceType::kCuda : DeviceType::kCpu, std::max(arguments.gpu, 0)));
+  Device& device = *compute;
+  if (gpu && arguments.world_size > 1 && !arguments.alone) MUSTER_OK(check_backend(Backend::kNccl));
   say("at", "memory copies");
-  MUSTER_TRY(const double copied, preflight::measure_copies(*kernels));
+  MUSTER_TRY(const double copied, preflight::measure_copies(device));
   say("copy", copied);
   say("at", "the GEMM");
-  MUSTER_TRY(const double multiplied, preflight::measure_gemm(*kernels));
+  MUSTER_TRY(const double multiplied, preflight::measure_gemm(device));
   say("gemm", multiplied);
   std::unique_ptr<StoreServer> store;
   const bool together = arguments.world_size > 1 && !arguments.alone;
@@ -166,7 +166,7 @@ Result<void> run(const Arguments& arguments) {
   const int port = wait_to_go();
   if (port != 0 && together) {
     say("at", "the all-reduce");
-    MUSTER_OK(all_reduce(arguments, *kernels, port));
+    MUSTER_OK(all_reduce(arguments, device, port));
   }
   say("done", "");
   // The others may still need the store, and what a rank leaves behind.
@@ -181,7 +181,7 @@ int check_device(std::span<char* const> words) {
     return 2;
   }
   const auto done = run(*arguments);
-  if (!done) say("bad", preflight::one_line(done.error().message));
+  if (!done) say("bad", one_line(done.error().message, 300));
   return done ? 0 : 1;
 }
 
@@ -196,7 +196,7 @@ int check_node(std::span<char* const> words) {
     return 2;
   }
   words = words.subspan(1);
-  std::vector<preflight::Device> devices;
+  std::vector<preflight::DeviceProcess> devices;
   for (const std::string_view word : words) {
     const auto equals = std::min(word.rfind('='), word.size());
     const std::string place(word.substr(std::min(equals + 1, word.size())));

@@ -6,7 +6,7 @@
 #include <muster/check.h>
 #include <muster/ddp.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/training/bucket_plan.h"
 #include "worker_runtime/training/host_collectives.h"
@@ -83,7 +83,7 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
                                                                                  ProcessGroup& group,
                                                                                  const DdpOptions& options) {
   MUSTER_CHECK(model.params() == nullptr, "DistributedDataParallel allocates the model itself");
-  if (compute->device() != group.device())
+  if (compute->type() != group.device())
     return fail(ErrorCode::kInvalidArgument, "ddp: the model computes on " + describe(compute) +
                                                  " but the group '" + std::string(group.backend()) +
                                                  "' reduces memory of another device");
@@ -156,7 +156,7 @@ Result<void> DistributedDataParallel::bucket_ready(std::size_t index) {
   if (group_->world_size() == 1) return {};
   const Buffer buffer{gradients, bucket.count, DType::kFloat32};
   const bool last = index + 1 == buckets_.size();
-  if (last && group_->device() == Device::kCpu) {
+  if (last && group_->device() == DeviceType::kCpu) {
     // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back,
     // which at 178 KB of gradients costs more than the reduction.
     MUSTER_OK(wait_for_outstanding());
@@ -201,9 +201,8 @@ void DistributedDataParallel::add(float* into, const float* from, std::size_t co
   };
   const Compute& compute = model_->compute();
   Sum sum{{}, {.from = from, .to = into, .adds = true, .count = static_cast<std::int64_t>(count)}};
-  sum.frame.kernels = compute.get();
+  sum.frame.device = compute.get();
   sum.frame.stream = compute->stream();
-  sum.frame.device = sum.frame.stream != nullptr ? Device::kCuda : Device::kCpu;
   // Never captured: is_accumulating().
   compute->enqueue(
       [](const void* work) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/training/host_collectives.h"
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 namespace muster {
 

@@ -2,7 +2,7 @@
 // HostCollectives: collectives on small values in host memory, whatever memory the group works on; for a
 // group of GPUs they pass through a device buffer. Made and called by the code that sets up, evaluates and
 // resumes, never within a step. Every rank calls the same functions with the same sizes.
-// Failure: the group's, or an error of the copies (Kernels::status()).
+// Failure: the group's, or an error of the copies (Device::status()).
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class HostCollectives {
   [[nodiscard]] Result<void> all_gather(ConstBuffer input, Buffer output);
 
  private:
-  [[nodiscard]] bool staged() const { return group_->device() != Device::kCpu; }
+  [[nodiscard]] bool staged() const { return group_->device() != DeviceType::kCpu; }
   /// Device memory of at least this size, kept for the next call.
   [[nodiscard]] Result<void*> stage(std::size_t size_bytes);
 

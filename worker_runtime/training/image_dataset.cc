@@ -7,7 +7,7 @@
 #include <muster/image_dataset.h>
 
 #include "rendezvous/base/syscall.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/training/idx_reader.h"
 
 namespace muster {
@@ -70,7 +70,7 @@ Result<DeviceDataset> DeviceDataset::upload(const Compute& compute, const ImageD
   out.size = source.size();
   out.image_elements = source.image_elements();
   out.classes = source.classes;
-  if (compute->device() == Device::kCpu) {
+  if (compute->type() == DeviceType::kCpu) {
     out.images = source.images.data();
     out.labels = source.labels.data();
     return out;

@@ -4,7 +4,7 @@
 #include <bit>
 #include <string>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/cast/cast.h"
 
 namespace muster {
@@ -23,9 +23,8 @@ Result<std::unique_ptr<LogicalShards>> LogicalShards::create(const nn::Model& mo
 
 LogicalShards::LogicalShards(const nn::Model& model, ProcessGroup& group, int shards)
     : model_(&model), group_(&group), shards_(shards), per_rank_(shards / group.world_size()) {
-  frame_.kernels = model.compute().get();
-  frame_.stream = frame_.kernels->stream();
-  frame_.device = frame_.stream != nullptr ? Device::kCuda : Device::kCpu;
+  frame_.device = model.compute().get();
+  frame_.stream = frame_.device->stream();
 }
 
 Result<void> LogicalShards::allocate() {

@@ -9,8 +9,9 @@
 #include <muster/sampler.h>
 #include <muster/trainer.h>
 
-#include "worker_runtime/core/step_graph.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/device/step_graph.h"
+#include "worker_runtime/ops/gather_normalize/gather_normalize.h"
 #include "worker_runtime/training/host_collectives.h"
 
 namespace muster {
@@ -41,7 +42,7 @@ class Trainer::Impl {
        const TrainerOptions& options)
       : ddp_(&ddp),
         model_(&ddp.model()),
-        kernels_(ddp.model().compute().get()),
+        device_(ddp.model().compute().get()),
         host_(ddp.group(), ddp.model().compute()),
         train_(train),
         options_(options),
@@ -54,8 +55,8 @@ class Trainer::Impl {
   Impl& operator=(const Impl&) = delete;
 
   Result<void> allocate() {
-    MUSTER_TRY(void* const train_totals, kernels_->allocate(sizeof(LossTotals)));
-    MUSTER_TRY(void* const test_totals, kernels_->allocate(sizeof(LossTotals)));
+    MUSTER_TRY(void* const train_totals, device_->allocate(sizeof(LossTotals)));
+    MUSTER_TRY(void* const test_totals, device_->allocate(sizeof(LossTotals)));
     train_totals_ = static_cast<LossTotals*>(train_totals);
     test_totals_ = static_cast<LossTotals*>(test_totals);
     MUSTER_TRY(full_, plan(options_.batch_size, nn::Mode::kTraining));
@@ -89,25 +90,25 @@ class Trainer::Impl {
     MUSTER_CHECK(position_ < epoch_size_, "step() after the end of the epoch");
     const auto rows = static_cast<int>(
         std::min<std::int64_t>(options_.batch_size, (epoch_size_ - position_) / shards()));  // of a shard
-    const Planned& planned = rows == options_.batch_size ? full_ : tail_;
+    Planned& planned = rows == options_.batch_size ? *full_ : *tail_;
     const std::int32_t* const indices = epoch_indices_.data + position_;
     progress_.begin_step(position_ / (options_.batch_size * shards()) + 1);
-    MUSTER_OK(kernels_->status());
+    MUSTER_OK(device_->status());
     // A step that accumulates changes what the next one does, so it is not to be repeated.
     if (steps_ == nullptr || ddp_->is_accumulating()) {
       MUSTER_OK(enqueue(planned, indices));
     } else {
       MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
       progress_.enter("replay");
-      kernels_->copy_on_device(step_indices_, indices,
-                               static_cast<std::size_t>(rows * shards()) * sizeof *indices);
+      device_->copy_on_device(step_indices_, indices,
+                              static_cast<std::size_t>(rows * shards()) * sizeof *indices);
       optimizer_->prepare();
       MUSTER_OK(steps_->run(static_cast<std::uint64_t>(rows),
                             [this, &planned] { return enqueue(planned, step_indices_); }));
     }
     position_ += std::int64_t{rows} * shards();
     progress_.enter("between steps");
-    return kernels_->status();  // the kernels return nothing: a launch that failed shows here
+    return device_->status();  // the kernels return nothing: a launch that failed shows here
   }
 
   Result<Metrics> take_metrics() { return collect(train_totals_); }
@@ -123,9 +124,9 @@ class Trainer::Impl {
     MUSTER_OK(ddp_->broadcast_buffers());
     for (std::int32_t at = 0; at < range.size(); at += batch_size) {
       const int rows = std::min(batch_size, range.size() - at);
-      MUSTER_TRY(const Planned planned, plan(rows, nn::Mode::kInference));
+      MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kInference));
       progress_.enter("evaluate");
-      forward(dataset, test_indices_.data + at, planned);
+      forward(dataset, test_indices_.data + at, *planned);
     }
     return collect(test_totals_);
   }
@@ -144,18 +145,18 @@ class Trainer::Impl {
 
   Result<void> upload(std::span<const std::int32_t> indices, IndexBuffer& buffer) {
     if (indices.size() > buffer.capacity) {
-      MUSTER_TRY(void* const memory, kernels_->allocate(indices.size_bytes()));
+      MUSTER_TRY(void* const memory, device_->allocate(indices.size_bytes()));
       buffer = {static_cast<std::int32_t*>(memory), indices.size()};
     }
-    kernels_->copy_to_device(buffer.data, indices.data(), indices.size_bytes());
-    return kernels_->status();
+    device_->copy_to_device(buffer.data, indices.data(), indices.size_bytes());
+    return device_->status();
   }
 
   Result<void> prepare_capture() {
-    auto recorder = options_.capture ? kernels_->make_step_recorder() : nullptr;
+    auto recorder = options_.capture ? device_->make_step_recorder() : nullptr;
     if (recorder == nullptr) return {};
     const auto bytes = static_cast<std::size_t>(options_.batch_size * shards()) * sizeof(std::int32_t);
-    MUSTER_TRY(void* const indices, kernels_->allocate(bytes));
+    MUSTER_TRY(void* const indices, device_->allocate(bytes));
     step_indices_ = static_cast<std::int32_t*>(indices);
     StepGraphHooks hooks;
     if (ddp_->group().world_size() > 1)
@@ -176,21 +177,29 @@ class Trainer::Impl {
 
   int shards() const { return ddp_->shards_per_rank(); }
 
-  /// A plan and its loss.
+  struct Batch {
+    Device* device;
+    nn::GatherArgs args;
+  };
+  /// A plan with the batch that goes into it and the loss of what comes out.
   struct Planned {
     const nn::Plan* plan = nullptr;
+    std::vector<Batch> batches;  // one per shard of a step, then those of a step that is repeated
     const Loss* loss = nullptr;
     LossFrame frame;
   };
 
-  Result<Planned> plan(int rows, nn::Mode mode) {
+  /// Made on first use; it stays, for replays read it.
+  Result<Planned*> plan(int rows, nn::Mode mode) {
     MUSTER_TRY(const nn::Plan* const plan, model_->plan(rows, mode));
-    Planned made{plan, loss_.get(), {}};
-    LossFrame& frame = made.frame;
-    frame.kernels = kernels_;
-    frame.stream = kernels_->stream();
-    frame.device = frame.stream != nullptr ? Device::kCuda : Device::kCpu;
-    frame.output.device = frame.device;
+    for (const auto& made : planned_)
+      if (made->plan == plan) return made.get();
+    const std::vector<Batch> batches(static_cast<std::size_t>(2 * shards()), Batch{device_, {}});
+    planned_.push_back(std::make_unique<Planned>(Planned{plan, batches, loss_.get(), {}}));
+    LossFrame& frame = planned_.back()->frame;
+    frame.device = device_;
+    frame.stream = device_->stream();
+    frame.output.device = device_->type();
     frame.output.rank = 2;
     frame.output.dims = {rows, elements_of(model_->output_shape())};
     frame.gradient = frame.output;
@@ -200,15 +209,17 @@ class Trainer::Impl {
     const bool trains = mode == nn::Mode::kTraining;
     frame.scale = trains ? &optimizer_->step_state()->loss_scale : nullptr;
     frame.totals = trains ? train_totals_ : test_totals_;
-    return made;
+    return planned_.back().get();
   }
 
   /// The whole step.
-  Result<void> enqueue(const Planned& planned, const std::int32_t* indices) {
+  Result<void> enqueue(Planned& planned, const std::int32_t* indices) {
+    const int first = indices == step_indices_ ? shards() : 0;
     ddp_->begin_step();
     for (int shard = 0; shard < shards(); ++shard) {
       progress_.enter("forward");
-      forward(train_, indices + static_cast<std::ptrdiff_t>(shard) * planned.plan->batch(), planned);
+      forward(train_, indices + static_cast<std::ptrdiff_t>(shard) * planned.plan->batch(), planned,
+              first + shard);
       MUSTER_OK(ddp_->backward(*planned.plan));
     }
     progress_.enter("optimizer");
@@ -216,15 +227,22 @@ class Trainer::Impl {
     return {};
   }
 
-  void forward(const DeviceDataset& dataset, const std::int32_t* indices, const Planned& planned) {
+  void forward(const DeviceDataset& dataset, const std::int32_t* indices, Planned& planned, int slot = 0) {
     const nn::Plan& plan = *planned.plan;
-    kernels_->gather_normalize(dataset.images, dataset.labels, indices, plan.batch(), dataset.image_elements,
-                               options_.mean, options_.stddev, plan.input(), plan.labels());
+    Batch& batch = planned.batches[static_cast<std::size_t>(slot)];
+    batch.args = {dataset.images, dataset.labels,  indices,      plan.batch(), dataset.image_elements,
+                  options_.mean,  options_.stddev, plan.input(), plan.labels()};
+    device_->enqueue(
+        [](const void* work) {
+          const auto& gathered = *static_cast<const Batch*>(work);
+          nn::gather_normalize(*gathered.device, gathered.args);
+        },
+        &batch);
     plan.forward();
-    kernels_->enqueue(
+    device_->enqueue(
         [](const void* work) {
           const auto& p = *static_cast<const Planned*>(work);
-          p.frame.kernels->report_cuda(p.loss->compute(p.frame), "loss");
+          p.frame.device->report_cuda(p.loss->compute(p.frame), "loss");
         },
         &planned);
   }
@@ -232,9 +250,9 @@ class Trainer::Impl {
   Result<Metrics> collect(LossTotals* device_totals) {
     LossTotals totals;
     progress_.enter("metrics");
-    kernels_->copy_to_host(&totals, device_totals, sizeof totals);
-    MUSTER_OK(kernels_->synchronize());
-    kernels_->zero(device_totals, sizeof totals);
+    device_->copy_to_host(&totals, device_totals, sizeof totals);
+    MUSTER_OK(device_->synchronize());
+    device_->zero(device_totals, sizeof totals);
     // Counts are exact in a double (below 2^53), so one reduction carries all three.
     std::array<double, 3> sums{totals.loss_sum, static_cast<double>(totals.correct),
                                static_cast<double>(totals.num_samples)};
@@ -245,7 +263,7 @@ class Trainer::Impl {
 
   DistributedDataParallel* ddp_;
   nn::Model* model_;
-  kernels::Kernels* kernels_;
+  Device* device_;
   HostCollectives host_;
   DeviceDataset train_;
   TrainerOptions options_;
@@ -259,7 +277,8 @@ class Trainer::Impl {
   std::int64_t position_ = 0;    // samples done
   std::int64_t epochs_ = 0;      // begun
   Progress progress_;
-  Planned full_, tail_;
+  std::vector<std::unique_ptr<Planned>> planned_;
+  Planned *full_ = nullptr, *tail_ = nullptr;
   std::int32_t* step_indices_ = nullptr;  // where a captured step finds its samples
   std::unique_ptr<StepGraph> steps_;      // nullptr: every step is called
 };

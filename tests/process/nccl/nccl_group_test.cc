@@ -144,7 +144,7 @@ TEST_CASE("every NCCL collective is right on one to four ranks, also beyond one 
         Member member;
         STEP(member.join({&directory, size}, rank));
         EXPECT(member.group->rank() == rank && member.group->world_size() == size);
-        EXPECT(member.group->backend() == "nccl" && member.group->device() == Device::kCuda);
+        EXPECT(member.group->backend() == "nccl" && member.group->device() == DeviceType::kCuda);
         for (const std::size_t count : {std::size_t{1}, std::size_t{1000}, std::size_t{40000}}) {
           if (std::string text = all_collectives<float>(member, rank, size, count); !text.empty())
             return text;

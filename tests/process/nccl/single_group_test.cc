@@ -11,7 +11,7 @@ TEST_CASE("a single rank's group copies in the order of the stream and needs no 
   auto device = std::make_shared<HostDevice>();
   HostStream stream;
   const auto group = nccl::make_single_group(device, &stream);
-  REQUIRE(group->device() == Device::kCuda);
+  REQUIRE(group->device() == DeviceType::kCuda);
   REQUIRE(group->world_size() == 1);
   auto memory = group->allocate(6 * sizeof(float));
   REQUIRE_OK(memory);

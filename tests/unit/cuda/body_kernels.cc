@@ -4,14 +4,14 @@
 #include <array>
 #include <vector>
 
-#include "worker_runtime/kernels/cpu/host_kernels.h"
-#include "worker_runtime/kernels/cuda/arguments.h"
+#include "worker_runtime/ops/conv2d/conv_body.h"
+#include "worker_runtime/ops/linear/linear_body.h"
 
 namespace muster::testing {
 namespace {
 
-using namespace kernels;
-using namespace kernels::cuda;
+using namespace nn;
+using namespace nn::cuda;
 
 /// Every thread of the launch, one after another.
 template <class Body>
@@ -67,17 +67,15 @@ void convolve_back(const ConvArgs& args, const float* w, const float* dy, float*
                 [&](Cell cell) { conv_backward_data_cell<kKernel>(args, w, dy, dx, cell); });
 }
 
-class BodyKernels final : public HostKernels {
+class BodyKernels final : public Kernels {
  public:
-  std::string_view name() const override { return "cuda bodies on the CPU"; }
-  Result<void> plan_conv2d(const ConvShape& shape) override { return check_shape(shape); }
-  Result<void> plan_linear(const LinearShape& shape) override { return check_shape(shape); }
+  BodyKernels() : Kernels(*make_compute(DeviceType::kCpu)) {}
 
   void gather_normalize(const std::uint8_t* images, const std::uint8_t* labels, const std::int32_t* indices,
                         int batch, int image_elements, float mean, float stddev, float* x,
                         std::int32_t* out_labels) override {
     const GatherArgs args{images, labels, indices, batch, image_elements, mean, stddev, x, out_labels};
-    for_each_cell(grid_of(args), [&](Cell cell) { gather_cell(args, cell); });
+    for (std::int64_t i = 0; i < std::int64_t{batch} * image_elements; ++i) gather_element(args, i);
   }
 
   void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
@@ -105,7 +103,7 @@ class BodyKernels final : public HostKernels {
 
   void linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
                       bool relu) override {
-    const LinearArgs args = arguments_of(shape);
+    const LinearArgs& args = shape;
     const Grid grid = linear_forward_grid(args);
     for (unsigned row_tile = 0; row_tile < grid.y; ++row_tile)
       for (unsigned block = 0; block < grid.x; ++block)
@@ -126,18 +124,16 @@ class BodyKernels final : public HostKernels {
 
   void linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y, float* dy,
                        float* dx, float* dw, float* db, bool relu) override {
-    const LinearBackwardArgs args{arguments_of(shape), x, w, y, dy, dx, dw, db, relu};
+    const LinearBackwardArgs args{shape, x, w, y, dy, dx, dw, db, relu};
     for_each_cell(linear_backward_grid(args), [&](Cell cell) { linear_backward_cell(args, cell); });
   }
 
-  void cross_entropy(const float* logits, const std::int32_t* labels, int batch, int classes, float* dlogits,
-                     LossTotals* totals, const LossOptions& options) override {
-    const LossArgs args{logits, labels, batch, classes, dlogits, options};
+  void cross_entropy(const LossArgs& args, LossTotals* totals) override {
     const int num_warps = static_cast<int>(loss_grid(args).block / kWarp);
     double loss_sum = 0;
     for (int warp = 0; warp < num_warps; ++warp) {
       double loss = 0;
-      for (int row = warp; row < batch; row += num_warps) {
+      for (int row = warp; row < args.batch; row += num_warps) {
         std::array<Largest, kWarp> largest_of{};
         std::array<float, kWarp> sum_of_lane{};
         for (unsigned lane = 0; lane < kWarp; ++lane)
@@ -152,18 +148,18 @@ class BodyKernels final : public HostKernels {
         for (unsigned lane = 0; lane < kWarp; ++lane)
           loss_gradient(args, row, static_cast<int>(lane), largest.value, sum);
         loss += loss_of_row(args, row, largest.value, sum, logit_sum);
-        totals->correct += largest.index == labels[row] ? 1 : 0;
+        totals->correct += largest.index == args.labels[row] ? 1 : 0;
       }
       loss_sum += loss;
     }
     totals->loss_sum += loss_sum;
-    totals->num_samples += batch;
+    totals->num_samples += args.batch;
   }
 };
 
 }  // namespace
 
-std::unique_ptr<kernels::Kernels> make_body_kernels() {
+std::unique_ptr<Kernels> make_body_kernels() {
   return std::make_unique<BodyKernels>();
 }
 

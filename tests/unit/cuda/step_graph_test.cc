@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/core/step_graph.h"
+#include "worker_runtime/device/step_graph.h"
 
 #include "tests/support/catch.h"
-#include "worker_runtime/core/step_graph_plan.h"
+#include "worker_runtime/device/step_graph_plan.h"
 
 using namespace muster;
 using Action = StepGraphPlan::Action;

@@ -11,8 +11,9 @@
 #include "tests/support/fixture.h"
 #include "tests/support/thread_group.h"
 #include "tests/support/trainer_run.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/cast/half.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
 
 using namespace muster;
 
@@ -59,7 +60,7 @@ struct Step {
 Step step_of(const std::string& kind, DType autocast) {
   const test::Fixture fixture("pytorch_amp.safetensors");
   nn::Model model = model_of(kind, autocast);
-  const Compute compute(kernels::make_cpu_kernels());
+  const Compute compute = *make_compute(DeviceType::kCpu);
   REQUIRE_OK(model.allocate(compute));
   const auto x = fixture.get<float>(kind + ".x");
   const auto labels = fixture.get<std::int32_t>(kind + ".labels");
@@ -73,8 +74,9 @@ Step step_of(const std::string& kind, DType autocast) {
   step.logits.assign((*plan)->output(), (*plan)->output() + static_cast<std::ptrdiff_t>(batch) * classes);
   LossTotals totals;
   const float scale = 128;
-  compute->cross_entropy((*plan)->output(), labels.data(), batch, classes, (*plan)->output_gradient(),
-                         &totals, {.scale = &scale});
+  (void)nn::cross_entropy(
+      {(*plan)->output(), labels.data(), batch, classes, (*plan)->output_gradient(), 0, &scale}, &totals,
+      nullptr);
   step.loss = totals.loss_sum / batch;
   (*plan)->backward();
   const std::vector<float> grads = model.read_grads();
@@ -118,7 +120,7 @@ TEST_CASE("what lies between operations is kept in the lower precision") {
   for (const bool lower : {false, true}) {
     auto model = nn::resnet(50, {3, 128, 128}, 10, {.autocast = lower ? DType::kBFloat16 : DType::kFloat32});
     REQUIRE_OK(model);
-    REQUIRE_OK(model->allocate(Compute(kernels::make_cpu_kernels())));
+    REQUIRE_OK(model->allocate(*make_compute(DeviceType::kCpu)));
     const auto plan = model->plan(8, nn::Mode::kTraining);
     REQUIRE_OK(plan);
     bytes[lower ? 1 : 0] = (*plan)->size_bytes();
@@ -134,7 +136,7 @@ TEST_CASE("training in half precision with a gradient scaler learns what float32
     nn::Model model = nn::garment_classifier({.autocast = autocast});
     Generator generator(1);
     model.initialize(generator);
-    const Compute compute(kernels::make_cpu_kernels());
+    const Compute compute = *make_compute(DeviceType::kCpu);
     const auto ddp = DistributedDataParallel::create(model, compute, *group);
     REQUIRE_OK(ddp);
     const auto data = DeviceDataset::upload(compute, dataset);

@@ -16,10 +16,9 @@
 
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
-#include "tests/support/reference_kernels.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/thread_group.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/training/atomic_file.h"
 #include "worker_runtime/training/safetensors.h"
 
@@ -38,7 +37,7 @@ struct Trained {
     Generator generator(seed);
     model.initialize(generator);
     // Thrown, not required: it is made on threads, too.
-    if (const auto allocated = model.allocate(Compute(kernels::make_reference_kernels())); !allocated)
+    if (const auto allocated = model.allocate(*make_compute(DeviceType::kCpu)); !allocated)
       throw std::runtime_error(allocated.error().message);
     auto made = Sgd::create(model, {});
     if (!made) throw std::runtime_error(made.error().message);

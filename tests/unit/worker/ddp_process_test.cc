@@ -17,9 +17,11 @@
 
 #include "tests/support/bottleneck.h"
 #include "tests/support/catch.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/trainer_run.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
 
 using namespace muster;
 
@@ -82,7 +84,7 @@ nn::Model seeded(std::uint64_t seed) {
   return model;
 }
 
-void forward(nn::Model& model, nn::Plan& plan, int first) {
+void forward(nn::Plan& plan, int first) {
   for (int i = 0; i < plan.batch(); ++i) {
     Generator generator(static_cast<std::uint64_t>(1000 + first + i));
     generator.uniform(std::span(plan.input() + i * 784, 784), -1, 1);
@@ -90,16 +92,16 @@ void forward(nn::Model& model, nn::Plan& plan, int first) {
   }
   plan.forward();
   LossTotals totals;
-  model.compute()->cross_entropy(plan.output(), plan.labels(), plan.batch(), 10, plan.output_gradient(),
-                                 &totals, {});
+  (void)nn::cross_entropy({plan.output(), plan.labels(), plan.batch(), 10, plan.output_gradient()}, &totals,
+                          nullptr);
 }
 
 std::vector<float> gradients_of_whole_batch(int samples) {
   nn::Model model = seeded(0);
-  REQUIRE_OK(model.allocate(Compute(kernels::make_cpu_kernels())));
+  REQUIRE_OK(model.allocate(*make_compute(DeviceType::kCpu)));
   auto plan = model.plan(samples, nn::Mode::kTraining);
   REQUIRE_OK(plan);
-  forward(model, **plan, 0);
+  forward(**plan, 0);
   (*plan)->backward();
   return model.read_grads();
 }
@@ -107,11 +109,11 @@ std::vector<float> gradients_of_whole_batch(int samples) {
 /// A rank's part: two steps, so that nothing of the first may be left in the second.
 Result<std::vector<float>> train(ProcessGroup& group) {
   nn::Model model = seeded(static_cast<std::uint64_t>(group.rank()));
-  const Compute compute(kernels::make_cpu_kernels());
+  const Compute compute = *make_compute(DeviceType::kCpu);
   MUSTER_TRY(const auto ddp, DistributedDataParallel::create(model, compute, group));
   MUSTER_TRY(nn::Plan* const plan, model.plan(kPerRank, nn::Mode::kTraining));
   for (int step = 0; step < 2; ++step) {
-    forward(model, *plan, group.rank() * kPerRank);
+    forward(*plan, group.rank() * kPerRank);
     MUSTER_OK(ddp->backward(*plan));
   }
   return model.read_grads();
@@ -159,14 +161,14 @@ TEST_CASE("a rank that is killed in the middle of training ends the others' step
       const auto context = join(dir, rank, 3, backend);
       if (!context) return 2;
       nn::Model model = seeded(0);
-      const Compute compute(kernels::make_cpu_kernels());
+      const Compute compute = *make_compute(DeviceType::kCpu);
       const auto ddp = DistributedDataParallel::create(model, compute, *context->group);
       if (!ddp) return 3;
       const auto plan = model.plan(1, nn::Mode::kTraining);
       if (!plan) return 4;
       for (int step = 0; step < 1000; ++step) {
         if (rank == 1 && step == 5) ::raise(SIGKILL);
-        forward(model, **plan, rank);
+        forward(**plan, rank);
         if (!(*ddp)->backward(**plan)) return step == 5 && !(*ddp)->backward(**plan) ? 0 : 5;
       }
       return 6;
@@ -194,7 +196,7 @@ Result<std::string> train_sharded(ProcessGroup& group, bool block, int steps) {
     images.height = 12, images.width = 9;
     images.images.resize(images.labels.size() * 108);
   }
-  const Compute compute(kernels::make_cpu_kernels());
+  const Compute compute = *make_compute(DeviceType::kCpu);
   MUSTER_TRY(const auto ddp,
              DistributedDataParallel::create(model, compute, group, {.logical_shards = kShards}));
   MUSTER_TRY(const DeviceDataset data, DeviceDataset::upload(compute, images));
@@ -218,7 +220,7 @@ Result<std::string> train_sharded(ProcessGroup& group, bool block, int steps) {
 
 TEST_CASE("with logical shards, parameters do not depend on the number of ranks, to the last bit") {
   for (const bool block : {false, true}) {
-    const int steps = block ? 60 : 500;
+    const int steps = test::kSanitized ? 40 : block ? 60 : 500;
     const auto single = make_single_group();
     const auto expected = train_sharded(*single, block, steps);
     REQUIRE_OK(expected);
@@ -244,8 +246,8 @@ TEST_CASE("logical shards that the ranks do not divide are refused on every rank
     const auto context = join(dir, rank, 3, Backend::kShm);
     if (!context) return 2;
     nn::Model model = nn::mlp();
-    const auto ddp = DistributedDataParallel::create(model, Compute(kernels::make_cpu_kernels()),
-                                                     *context->group, {.logical_shards = 8});
+    const auto ddp = DistributedDataParallel::create(model, *make_compute(DeviceType::kCpu), *context->group,
+                                                     {.logical_shards = 8});
     return !ddp && ddp.error().message ==
                        "ddp: 8 logical shards for 3 ranks; their number must be a power of two that the "
                        "number of ranks divides"
@@ -269,7 +271,7 @@ Result<NormStep> norm_step(ProcessGroup& group, bool synchronized, int first, in
              nn::Model::create(graph, y, {.sync_batch_norm = synchronized ? &group : nullptr}));
   Generator generator(3);
   model.initialize(generator);
-  const Compute compute(kernels::make_cpu_kernels());
+  const Compute compute = *make_compute(DeviceType::kCpu);
   // Small buckets: their reductions are under way while statistics are exchanged.
   MUSTER_TRY(const auto ddp, DistributedDataParallel::create(
                                  model, compute, group, {.first_bucket_bytes = 64, .bucket_bytes = 256}));

@@ -6,9 +6,9 @@
 #include <muster/ddp.h>
 
 #include "tests/support/catch.h"
-#include "tests/support/reference_kernels.h"
 #include "tests/support/thread_group.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
 
 using namespace muster;
 using test::ThreadGroup;
@@ -18,7 +18,7 @@ namespace {
 constexpr int kPerRank = 2;  // samples
 
 Compute reference() {
-  return Compute(kernels::make_reference_kernels());
+  return *make_compute(DeviceType::kCpu);
 }
 
 nn::Model seeded(std::uint64_t seed) {
@@ -38,12 +38,12 @@ void fill(nn::Plan& plan, int first) {
 }
 
 /// Forward and loss gradient of samples first.. of the plan's batch.
-void forward(nn::Model& model, nn::Plan& plan, int first) {
+void forward(nn::Plan& plan, int first) {
   fill(plan, first);
   plan.forward();
   LossTotals totals;
-  model.compute()->cross_entropy(plan.output(), plan.labels(), plan.batch(), 10, plan.output_gradient(),
-                                 &totals, {});
+  (void)nn::cross_entropy({plan.output(), plan.labels(), plan.batch(), 10, plan.output_gradient()}, &totals,
+                          nullptr);
 }
 
 std::vector<float> gradients_of_whole_batch(int samples) {
@@ -51,7 +51,7 @@ std::vector<float> gradients_of_whole_batch(int samples) {
   REQUIRE_OK(model.allocate(reference()));
   auto plan = model.plan(samples, nn::Mode::kTraining);
   REQUIRE_OK(plan);
-  forward(model, **plan, 0);
+  forward(**plan, 0);
   (*plan)->backward();
   return model.read_grads();
 }
@@ -86,7 +86,7 @@ TEST_CASE("gradients averaged over ranks are those of the concatenated batch, bi
         auto plan = model.plan(kPerRank, nn::Mode::kTraining);
         if (!plan) return plan.error().message;
         for (int step = 0; step < 2; ++step) {  // twice: nothing of the first may be left
-          forward(model, **plan, group.rank() * kPerRank);
+          forward(**plan, group.rank() * kPerRank);
           if (auto done = (*ddp)->backward(**plan); !done) return done.error().message;
         }
         results[static_cast<std::size_t>(group.rank())] = model.read_grads();
@@ -106,7 +106,7 @@ TEST_CASE(
     if (!ddp) return ddp.error().message;
     auto plan = model.plan(1, nn::Mode::kTraining);
     if (!plan) return plan.error().message;
-    forward(model, **plan, group.rank());
+    forward(**plan, group.rank());
     group.calls.clear();
     if (auto done = (*ddp)->backward(**plan); !done) return done.error().message;
     const auto& buckets = (*ddp)->buckets();
@@ -136,12 +136,12 @@ TEST_CASE("under no_sync gradients add up locally and are reduced with the next 
           const auto no_sync = (*ddp)->no_sync();
           group.calls.clear();
           for (const int micro : {0, 1}) {
-            forward(model, **plan, (micro * 2 + group.rank()) * kPerRank);
+            forward(**plan, (micro * 2 + group.rank()) * kPerRank);
             if (auto done = (*ddp)->backward(**plan); !done) return done.error().message;
           }
           if (!group.calls.empty()) return "a reduction under no_sync";
         }
-        forward(model, **plan, (2 * 2 + group.rank()) * kPerRank);
+        forward(**plan, (2 * 2 + group.rank()) * kPerRank);
         if (auto done = (*ddp)->backward(**plan); !done) return done.error().message;
       }
       results[static_cast<std::size_t>(group.rank())] = model.read_grads();
@@ -180,7 +180,7 @@ TEST_CASE("a failed reduction ends backward with its error, and so does every la
       if (!ddp) return ddp.error().message;
       auto plan = model.plan(1, nn::Mode::kTraining);
       if (!plan) return plan.error().message;
-      forward(model, **plan, 0);
+      forward(**plan, 0);
       if (group.rank() == 1) group.reductions_until_failure = good;
       const auto first = (*ddp)->backward(**plan);
       const auto second = (*ddp)->backward(**plan);

@@ -55,7 +55,7 @@ DeviceCheck with_end(DeviceCheck check, const std::string& step, End end, bool w
 /// A shell stands for muster-preflight.
 struct Fakes {
   std::string program = "/bin/sh";
-  std::vector<Device> devices;
+  std::vector<DeviceProcess> devices;
 
   void add(const std::string& script) {
     devices.push_back({"GPU " + std::to_string(devices.size()), true, {"-c", script}});

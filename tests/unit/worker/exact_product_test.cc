@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "tests/support/catch.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/preflight/device_work.h"
 
 using namespace muster;
@@ -60,13 +60,13 @@ TEST_CASE("wrong elements in several rows, exchanged ones, and a result of anoth
 }
 
 TEST_CASE("the CPU passes its checks, and a group of one rank reduces") {
-  const auto kernels = kernels::make_cpu_kernels();
-  const auto copied = measure_copies(*kernels);
+  const Compute compute = *make_compute(DeviceType::kCpu);
+  const auto copied = measure_copies(*compute);
   REQUIRE_OK(copied);
   REQUIRE(*copied > 0);
-  const auto multiplied = measure_gemm(*kernels);
+  const auto multiplied = measure_gemm(*compute);
   REQUIRE_OK(multiplied);
   REQUIRE(*multiplied > 0);
   const auto group = make_single_group();
-  REQUIRE_OK(measure_all_reduce(*kernels, *group));
+  REQUIRE_OK(measure_all_reduce(*compute, *group));
 }

@@ -10,10 +10,10 @@
 #include "tests/support/catch.h"
 #include "tests/support/kernel_cases.h"
 #include "tests/support/reference_kernels.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 using namespace muster;
-using namespace muster::kernels;
+using namespace muster::testing;
 
 namespace {
 
@@ -144,14 +144,14 @@ TEST_CASE("the reference cross-entropy's gradient is its finite difference and i
   Floats logits = random_floats(rng, batch * classes, -3, 3), dlogits(logits.size());
   const std::vector<std::int32_t> labels{0, 4, 2};
   LossTotals totals;
-  kernels->cross_entropy(logits.data(), labels.data(), batch, classes, dlogits.data(), &totals, {});
+  kernels->cross_entropy({logits.data(), labels.data(), batch, classes, dlogits.data()}, &totals);
   const double once = totals.loss_sum;
-  kernels->cross_entropy(logits.data(), labels.data(), batch, classes, nullptr, &totals, {});
+  kernels->cross_entropy({logits.data(), labels.data(), batch, classes, nullptr}, &totals);
   REQUIRE(totals.loss_sum == 2 * once);
   REQUIRE(totals.num_samples == 6);
   const auto loss = [&] {
     LossTotals one;
-    kernels->cross_entropy(logits.data(), labels.data(), batch, classes, nullptr, &one, {});
+    kernels->cross_entropy({logits.data(), labels.data(), batch, classes, nullptr}, &one);
     return one.loss_sum / batch;
   };
   REQUIRE(worst_gradient_error(logits, dlogits, loss, 1.0F / 256) < 1e-5);
@@ -163,7 +163,7 @@ TEST_CASE("the reference cross-entropy of equal logits is the logarithm of the n
   const std::vector<std::int32_t> labels{0};
   LossTotals totals;
   Floats dlogits(4);
-  kernels->cross_entropy(logits.data(), labels.data(), 1, 4, dlogits.data(), &totals, {});
+  kernels->cross_entropy({logits.data(), labels.data(), 1, 4, dlogits.data()}, &totals);
   REQUIRE(std::abs(totals.loss_sum - std::log(4.0)) < 1e-12);
   REQUIRE(totals.correct == 1);  // the first of equals
   REQUIRE(dlogits == Floats{-0.75F, 0.25F, 0.25F, 0.25F});

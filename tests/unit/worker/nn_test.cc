@@ -6,15 +6,16 @@
 #include <muster/nn.h>
 
 #include "tests/support/fixture.h"
-#include "tests/support/reference_kernels.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
+#include "worker_runtime/ops/gather_normalize/gather_normalize.h"
 
 using namespace muster;
 
 namespace {
 
 Compute reference() {
-  return Compute(kernels::make_reference_kernels());
+  return *make_compute(DeviceType::kCpu);
 }
 
 std::vector<float> values_of(const std::vector<float>& arena, const nn::Parameter& parameter) {
@@ -82,33 +83,30 @@ TEST_CASE("the MLP starts with PyTorch's weights, bit for bit") {
 
 TEST_CASE("one training step of GarmentClassifier has PyTorch's logits, loss and gradients") {
   const test::Fixture fixture("pytorch_step.safetensors");
-  for (const auto& make : {kernels::make_reference_kernels, kernels::make_cpu_kernels}) {
-    const Compute compute(make());
-    INFO(describe(compute));
-    nn::Model model = nn::garment_classifier();
-    Generator generator(42);
-    model.initialize(generator);
-    REQUIRE_OK(model.allocate(compute));
-    auto planned = model.plan(4, nn::Mode::kTraining);
-    REQUIRE_OK(planned);
-    const nn::Plan& plan = **planned;
+  const Compute compute = *make_compute(DeviceType::kCpu);
+  nn::Model model = nn::garment_classifier();
+  Generator generator(42);
+  model.initialize(generator);
+  REQUIRE_OK(model.allocate(compute));
+  auto planned = model.plan(4, nn::Mode::kTraining);
+  REQUIRE_OK(planned);
+  const nn::Plan& plan = **planned;
 
-    const auto images = fixture.get<std::uint8_t>("images");
-    const auto labels = fixture.get<std::uint8_t>("labels");
-    const std::vector<std::int32_t> indices{0, 1, 2, 3};
-    compute->gather_normalize(images.data(), labels.data(), indices.data(), 4, 784, 0.5F, 0.5F, plan.input(),
-                              plan.labels());
-    plan.forward();
-    LossTotals totals;
-    compute->cross_entropy(plan.output(), plan.labels(), 4, 10, plan.output_gradient(), &totals, {});
-    require_close(std::vector<float>(plan.output(), plan.output() + 40), fixture.get<float>("logits"), 1e-5F);
-    REQUIRE(totals.loss_sum / 4 == Approx(fixture.get<float>("loss")[0]).epsilon(1e-6));
-    plan.backward();
-    const std::vector<float> gradients = model.read_grads();
-    for (const nn::Parameter& parameter : model.parameters()) {
-      INFO(parameter.name);
-      require_close(values_of(gradients, parameter), fixture.get<float>("grad." + parameter.name), 1e-4F);
-    }
+  const auto images = fixture.get<std::uint8_t>("images");
+  const auto labels = fixture.get<std::uint8_t>("labels");
+  const std::vector<std::int32_t> indices{0, 1, 2, 3};
+  nn::gather_normalize(*compute, {images.data(), labels.data(), indices.data(), 4, 784, 0.5F, 0.5F,
+                                  plan.input(), plan.labels()});
+  plan.forward();
+  LossTotals totals;
+  (void)nn::cross_entropy({plan.output(), plan.labels(), 4, 10, plan.output_gradient()}, &totals, nullptr);
+  require_close(std::vector<float>(plan.output(), plan.output() + 40), fixture.get<float>("logits"), 1e-5F);
+  REQUIRE(totals.loss_sum / 4 == Approx(fixture.get<float>("loss")[0]).epsilon(1e-6));
+  plan.backward();
+  const std::vector<float> gradients = model.read_grads();
+  for (const nn::Parameter& parameter : model.parameters()) {
+    INFO(parameter.name);
+    require_close(values_of(gradients, parameter), fixture.get<float>("grad." + parameter.name), 1e-4F);
   }
 }
 

@@ -6,9 +6,8 @@
 #include <muster/gradcheck.h>
 
 #include "tests/support/catch.h"
-#include "tests/support/reference_kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/graph/memory_plan.h"
-#include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/ops/dropout/dropout.h"
 
 using namespace muster;
@@ -17,11 +16,7 @@ using nn::Shape, nn::Value;
 namespace {
 
 void check(const Shape& input, const std::function<Value(Value)>& build, nn::GradcheckOptions options = {}) {
-  for (const auto& make : {kernels::make_reference_kernels, kernels::make_cpu_kernels}) {
-    const Compute compute(make());
-    INFO(describe(compute));
-    REQUIRE_OK(nn::gradcheck(compute, input, build, options));
-  }
+  REQUIRE_OK(nn::gradcheck(*make_compute(DeviceType::kCpu), input, build, options));
 }
 
 std::string error_of(const Shape& input, const std::function<Value(Value)>& build) {
@@ -41,7 +36,7 @@ struct Outcome {
 Outcome step(nn::Model model, int batch) {
   Generator generator(3);
   model.initialize(generator);
-  REQUIRE_OK(model.allocate(Compute(kernels::make_cpu_kernels())));
+  REQUIRE_OK(model.allocate(*make_compute(DeviceType::kCpu)));
   auto planned = model.plan(batch, nn::Mode::kTraining);
   REQUIRE_OK(planned);
   const nn::Plan& plan = **planned;
@@ -135,7 +130,7 @@ TEST_CASE("gradients of a value that several operations read are added") {
 TEST_CASE("an operation of a program's own is checked, and a wrong gradient is named") {
   check({5}, [](Value x) { return square(x); });
   const auto wrong =
-      nn::gradcheck(Compute(kernels::make_reference_kernels()), {5}, [](Value x) { return square(x, 0.1); });
+      nn::gradcheck(*make_compute(DeviceType::kCpu), {5}, [](Value x) { return square(x, 0.1); });
   REQUIRE_FALSE(wrong);
   REQUIRE(wrong.error().code == ErrorCode::kMismatch);
   REQUIRE(wrong.error().message.starts_with("gradcheck: input[0]: backward says "));
@@ -154,7 +149,7 @@ TEST_CASE("what is not finite stays so: ReLU and MaxPool2d hand a NaN on") {
     const Value out = nn::max_pool2d(nn::relu(g.input()));
     auto model = nn::Model::create(g, out, {.fuse = fuse, .input_gradient = true});
     REQUIRE_OK(model);
-    REQUIRE_OK(model->allocate(Compute(kernels::make_cpu_kernels())));
+    REQUIRE_OK(model->allocate(*make_compute(DeviceType::kCpu)));
     auto plan = model->plan(1, nn::Mode::kTraining);
     REQUIRE_OK(plan);
     const std::array<float, 4> x{1, std::nanf(""), 3, -1};
@@ -170,7 +165,7 @@ TEST_CASE("average pooling counts its padding as zeros") {
       nn::Model::create(graph, nn::avg_pool2d(graph.input(), {.kernel = 2, .stride = 1, .padding = 1}),
                         {.input_gradient = true});
   REQUIRE_OK(model);
-  REQUIRE_OK(model->allocate(Compute(kernels::make_cpu_kernels())));
+  REQUIRE_OK(model->allocate(*make_compute(DeviceType::kCpu)));
   auto plan = model->plan(1, nn::Mode::kTraining);
   REQUIRE_OK(plan);
   const std::array<float, 4> x{4, 8, 12, 16};
@@ -198,7 +193,7 @@ TEST_CASE(
   auto model =
       nn::Model::create(graph, nn::add(first, nn::dropout(graph.input(), 0.5F)), {.input_gradient = true});
   REQUIRE_OK(model);
-  REQUIRE_OK(model->allocate(Compute(kernels::make_cpu_kernels())));
+  REQUIRE_OK(model->allocate(*make_compute(DeviceType::kCpu)));
   const auto run = [&](nn::Mode mode) {
     auto plan = model->plan(1, mode);
     REQUIRE_OK(plan);
@@ -249,7 +244,7 @@ TEST_CASE("in inference BatchNorm2d uses its running statistics, which training 
   REQUIRE_OK(model);
   Generator generator(1);
   model->initialize(generator);
-  REQUIRE_OK(model->allocate(Compute(kernels::make_cpu_kernels())));
+  REQUIRE_OK(model->allocate(*make_compute(DeviceType::kCpu)));
   auto training = model->plan(2, nn::Mode::kTraining);
   REQUIRE_OK(training);
   const std::array<float, 4> x{1, 2, 3, 6};  // mean 3, variance 3.5, unbiased 14/3

@@ -8,7 +8,7 @@
 
 #include "tests/support/fixture.h"
 #include "tests/support/reference_kernels.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 using namespace muster;
 
@@ -36,31 +36,31 @@ TEST_CASE(
   for (const Case& c :
        {Case{"plain", {0.001F, 0.9F, 0.0F}}, Case{"decay", {0.001F, 0.9F, 0.01F}},
         Case{"no_momentum", {0.001F, 0.0F, 0.0F}}, Case{"nesterov", {0.001F, 0.9F, 0.01F, true}},
-        Case{"plain", {.momentum = 0.9F, .max_grad_norm = 1000}}, Case{"clip", {.max_grad_norm = 10}, 1e-6F}})
-    for (const auto& make : {kernels::make_reference_kernels, kernels::make_cpu_kernels}) {
-      INFO(c.name);
-      const auto start = fixture.get<float>(c.name + ".params.0");
-      nn::Model model = model_of(static_cast<int>(start.size()));
-      REQUIRE_OK(model.allocate(Compute(make())));
-      auto sgd = Sgd::create(model, c.options);
-      REQUIRE_OK(sgd);
-      // The arena has a gap between weight and bias; the fixture's last element is the bias.
-      const std::size_t bias = model.parameters()[1].offset;
-      const auto put = [&](float* arena, const std::vector<float>& values) {
-        std::copy(values.begin(), values.end() - 1, arena);
-        arena[bias] = values.back();
-      };
-      put(model.params(), start);
-      for (int step = 1; step <= 3; ++step) {
-        put(model.grads(), fixture.get<float>(c.name + ".grads." + std::to_string(step)));
-        (*sgd)->step();
-        const auto expected = fixture.get<float>(c.name + ".params." + std::to_string(step));
-        INFO("step " << step);
-        const auto agrees = [&](float a, float b) { return std::abs(a - b) <= c.tolerance; };
-        REQUIRE(std::equal(expected.begin(), expected.end() - 1, model.params(), agrees));
-        REQUIRE(agrees(model.params()[bias], expected.back()));
-      }
+        Case{"plain", {.momentum = 0.9F, .max_grad_norm = 1000}},
+        Case{"clip", {.max_grad_norm = 10}, 1e-6F}}) {
+    INFO(c.name);
+    const auto start = fixture.get<float>(c.name + ".params.0");
+    nn::Model model = model_of(static_cast<int>(start.size()));
+    REQUIRE_OK(model.allocate(*make_compute(DeviceType::kCpu)));
+    auto sgd = Sgd::create(model, c.options);
+    REQUIRE_OK(sgd);
+    // The arena has a gap between weight and bias; the fixture's last element is the bias.
+    const std::size_t bias = model.parameters()[1].offset;
+    const auto put = [&](float* arena, const std::vector<float>& values) {
+      std::copy(values.begin(), values.end() - 1, arena);
+      arena[bias] = values.back();
+    };
+    put(model.params(), start);
+    for (int step = 1; step <= 3; ++step) {
+      put(model.grads(), fixture.get<float>(c.name + ".grads." + std::to_string(step)));
+      (*sgd)->step();
+      const auto expected = fixture.get<float>(c.name + ".params." + std::to_string(step));
+      INFO("step " << step);
+      const auto agrees = [&](float a, float b) { return std::abs(a - b) <= c.tolerance; };
+      REQUIRE(std::equal(expected.begin(), expected.end() - 1, model.params(), agrees));
+      REQUIRE(agrees(model.params()[bias], expected.back()));
     }
+  }
 }
 
 TEST_CASE("an optimizer continued from its saved momentum goes on with the same bits") {
@@ -69,7 +69,7 @@ TEST_CASE("an optimizer continued from its saved momentum goes on with the same 
     nn::Model model = model_of(100);
     Generator generator(1);
     model.initialize(generator);
-    REQUIRE_OK(model.allocate(Compute(kernels::make_reference_kernels())));
+    REQUIRE_OK(model.allocate(*make_compute(DeviceType::kCpu)));
     auto sgd = Sgd::create(model, {});
     REQUIRE_OK(sgd);
     for (int step = 0; step < 4; ++step) {
@@ -89,7 +89,7 @@ TEST_CASE("an optimizer continued from its saved momentum goes on with the same 
 
 TEST_CASE("SGD options that are negative or not finite are refused") {
   nn::Model model = model_of(4);
-  REQUIRE_OK(model.allocate(Compute(kernels::make_reference_kernels())));
+  REQUIRE_OK(model.allocate(*make_compute(DeviceType::kCpu)));
   REQUIRE_FALSE(Sgd::create(model, {.lr = -0.1F}));
   REQUIRE_FALSE(Sgd::create(model, {.momentum = std::numeric_limits<float>::quiet_NaN()}));
   REQUIRE_FALSE(Sgd::create(model, {.weight_decay = std::numeric_limits<float>::infinity()}));
@@ -140,7 +140,7 @@ TEST_CASE("steps of AdamW are PyTorch's within 1e-6: weight decay, clipping, con
   for (const Case& c :
        {Case{"adamw", {.lr = 0.01F}}, Case{"adamw_decay", {.lr = 0.01F, .weight_decay = 0.3F}},
         Case{"adamw_clip", {.lr = 0.01F, .max_grad_norm = 10}}}) {
-    const Compute compute(kernels::make_cpu_kernels());
+    const Compute compute = *make_compute(DeviceType::kCpu);
     Flat flat(fixture.get<float>(c.name + ".params.0"), compute);
     auto adamw = AdamW::create(flat.model, c.options);
     REQUIRE_OK(adamw);
@@ -162,7 +162,7 @@ TEST_CASE("steps of AdamW are PyTorch's within 1e-6: weight decay, clipping, con
 
 TEST_CASE("a gradient scaler skips, backs off and grows where PyTorch's does") {
   const test::Fixture fixture("pytorch_amp.safetensors");
-  const Compute compute(kernels::make_cpu_kernels());
+  const Compute compute = *make_compute(DeviceType::kCpu);
   Flat flat(fixture.get<float>("scaler.params.0"), compute);
   auto sgd = Sgd::create(flat.model, {.lr = 0.01F});
   REQUIRE_OK(sgd);
@@ -195,12 +195,11 @@ TEST_CASE("label smoothing is PyTorch's") {
   const auto logits = fixture.get<float>("smoothing.logits"),
              expected = fixture.get<float>("smoothing.gradient");
   const auto labels = fixture.get<std::int32_t>("smoothing.labels");
-  for (const auto& make : {kernels::make_reference_kernels, kernels::make_cpu_kernels}) {
+  for (const auto& make : {testing::make_reference_kernels, testing::make_cpu_kernels}) {
     const auto kernels = make();
     std::vector<float> gradient(logits.size());
     LossTotals totals;
-    kernels->cross_entropy(logits.data(), labels.data(), 7, 13, gradient.data(), &totals,
-                           {.smoothing = 0.1F});
+    kernels->cross_entropy({logits.data(), labels.data(), 7, 13, gradient.data(), 0.1F}, &totals);
     REQUIRE(largest_difference(gradient, expected) <= 1e-7);
     REQUIRE(totals.loss_sum / 7 == Approx(fixture.get<float>("smoothing.loss")[0]).epsilon(1e-6));
   }
@@ -208,7 +207,7 @@ TEST_CASE("label smoothing is PyTorch's") {
 
 TEST_CASE("AdamW's options that make no sense are refused") {
   nn::Model model = model_of(4);
-  REQUIRE_OK(model.allocate(Compute(kernels::make_reference_kernels())));
+  REQUIRE_OK(model.allocate(*make_compute(DeviceType::kCpu)));
   REQUIRE_FALSE(AdamW::create(model, {.lr = -1}));
   REQUIRE_FALSE(AdamW::create(model, {.beta1 = 1}));
   REQUIRE(AdamW::create(model, {.eps = -1}).error().message ==

@@ -6,7 +6,7 @@
 #include "tests/support/bottleneck.h"
 #include "tests/support/fixture.h"
 #include "tests/support/temporary_directory.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 using namespace muster;
 
@@ -28,7 +28,7 @@ std::string data_file(const char* name) {
 
 TEST_CASE("a state dict of PyTorch's gives its logits, saved again it has its tensors") {
   nn::Model model = network();
-  REQUIRE_OK(model.allocate(Compute(kernels::make_cpu_kernels())));
+  REQUIRE_OK(model.allocate(*make_compute(DeviceType::kCpu)));
   REQUIRE_OK(load_state_dict(data_file("pytorch_state_dict.safetensors"), model));
   const test::Fixture fixture("pytorch_state_dict_logits.safetensors");
   auto plan = model.plan(2, nn::Mode::kInference);

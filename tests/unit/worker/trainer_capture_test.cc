@@ -23,7 +23,7 @@ std::string text_of(const Error& error) {
   } while (false)
 
 Compute recording(const std::shared_ptr<Tape>& tape) {
-  return std::make_shared<RecordingKernels>(kernels::make_cpu_kernels(), tape);
+  return std::make_shared<RecordingDevice>(*make_compute(DeviceType::kCpu), tape);
 }
 
 std::string train(ProcessGroup& inner, const std::shared_ptr<Tape>& tape, bool capture, Outcome& out) {
@@ -63,7 +63,7 @@ TEST_CASE("captured steps train to the same bits as called ones, tail batch and 
   Outcome cpu, called, captured;
   {
     TrainerRun run;
-    REQUIRE_OK(run.start(Compute(kernels::make_cpu_kernels()), *single, true));
+    REQUIRE_OK(run.start(*make_compute(DeviceType::kCpu), *single, true));
     auto outcome = run.run();
     REQUIRE_OK(outcome);
     cpu = *outcome;

@@ -6,7 +6,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/thread_group.h"
 #include "tests/support/trainer_run.h"
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 
 using namespace muster;
 using test::ThreadGroup;
@@ -24,7 +24,7 @@ struct Job {
   Result<void> start(const ImageDataset& dataset, ProcessGroup& group, int batch_size) {
     Generator generator(1);
     model.initialize(generator);
-    const Compute compute(kernels::make_cpu_kernels());
+    const Compute compute = *make_compute(DeviceType::kCpu);
     MUSTER_TRY(ddp, DistributedDataParallel::create(model, compute, group));
     MUSTER_TRY(data, DeviceDataset::upload(compute, dataset));
     MUSTER_TRY(optimizer, Sgd::create(model, {.lr = 0.01F}));

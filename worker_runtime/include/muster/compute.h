@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compute: the device a model runs on, with its memory and its kernels. Opaque here: layers call it, a
-// training program only makes one and hands it on. One per rank, used by one thread. Memory taken from it
+// Compute: the device a model runs on, with its memory and its stream. Opaque here: operations enqueue on it,
+// a training program only makes one and hands it on. One per rank, used by one thread. Memory taken from it
 // lives as long as it does.
 #pragma once
 
@@ -12,13 +12,11 @@
 
 namespace muster {
 
-namespace kernels {
-class Kernels;
-}
-using Compute = std::shared_ptr<kernels::Kernels>;
+class Device;
+using Compute = std::shared_ptr<Device>;
 
 /// `index` selects the GPU. kUnsupported: built without CUDA; kNotFound: no driver or no such GPU.
-[[nodiscard]] Result<Compute> make_compute(Device device, int index = 0);
+[[nodiscard]] Result<Compute> make_compute(DeviceType type, int index = 0);
 
 /// GPUs that make_compute can use; 0 without CUDA. Creates no context.
 [[nodiscard]] int gpu_count();

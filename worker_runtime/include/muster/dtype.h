@@ -10,7 +10,7 @@
 namespace muster {
 
 enum class DType : std::uint8_t { kFloat32, kFloat64, kFloat16, kBFloat16, kInt32, kInt64, kUInt8 };
-enum class Device : std::uint8_t { kCpu, kCuda };
+enum class DeviceType : std::uint8_t { kCpu, kCuda };
 
 /// Bytes per element.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) {

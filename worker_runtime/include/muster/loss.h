@@ -19,9 +19,8 @@ struct LossTotals {
 
 /// What a loss works on; all of it in the memory of the model's device.
 struct LossFrame {
-  kernels::Kernels* kernels = nullptr;
-  Device device = Device::kCpu;
-  void* stream = nullptr;                // cudaStream_t
+  Device* device = nullptr;
+  void* stream = nullptr;                // cudaStream_t; nullptr: the memory is the host's
   Tensor output;                         // float32
   const std::int32_t* labels = nullptr;  // (batch)
   Tensor gradient;  // of the mean loss by the output, times *scale, to be overwritten; none in evaluation

@@ -68,6 +68,13 @@ enum class Autocast : std::uint8_t {
   kFloat32,
 };
 
+/// What an operation keeps for one plan, such as a library's plans; of operations that need nothing, nothing.
+struct Prepared {
+  virtual ~Prepared() = default;
+  std::size_t workspace_bytes = 0;      // beside the operation's own, and behind it
+  std::string_view backend = "muster";  // who computes it: "oneDNN", "cuDNN", "cuBLASLt"
+};
+
 /// What one operation works on in one plan; all tensors are float32, in the memory of the plan's device.
 struct Frame {
   Mode mode = Mode::kTraining;
@@ -82,9 +89,9 @@ struct Frame {
   std::uint8_t* workspace = nullptr;  // workspace_bytes(), lost after each call
   RandomState* random = nullptr;      // in device memory
   std::uint32_t operation = 0;        // its index in the graph
-  kernels::Kernels* kernels = nullptr;
-  Device device = Device::kCpu;
-  void* stream = nullptr;  // cudaStream_t
+  Prepared* prepared = nullptr;       // what prepare() returned
+  Device* device = nullptr;
+  void* stream = nullptr;  // cudaStream_t; nullptr: the memory is the host's, and so is the work
 
   /// An error of a launch; the step that it belongs to returns it.
   void report(const Error& error) const;
@@ -114,9 +121,10 @@ class Operation {
   /// Multiply-accumulates of one sample's forward pass, counted as THOP does (biases ignored).
   [[nodiscard]] virtual std::int64_t macs() const { return 0; }
   [[nodiscard]] virtual Autocast autocast() const { return Autocast::kPromote; }
-  /// Makes plans of libraries for a batch size, before its first step. kUnsupported where a device is
-  /// missing.
-  [[nodiscard]] virtual Result<void> plan(kernels::Kernels& /*kernels*/, int /*batch*/) const { return {}; }
+  /// Before the first step of a plan.
+  [[nodiscard]] virtual Result<std::unique_ptr<Prepared>> prepare(Device& /*device*/, int /*batch*/) const {
+    return nullptr;
+  }
   /// Only enqueues where the device is a GPU; done on return on the CPU.
   virtual void forward(const Frame& frame) const = 0;
   /// Overwrites the parameters' gradients and each dx that is there. May clobber dy.

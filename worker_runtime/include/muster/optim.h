@@ -86,7 +86,7 @@ class Optimizer {
   };
   /// What update() works on, all in the memory of the device.
   struct Update {
-    Device device = Device::kCpu;
+    DeviceType device = DeviceType::kCpu;
     void* stream = nullptr;  ///< cudaStream_t
     float* params = nullptr;
     const float* grads = nullptr;

@@ -41,7 +41,7 @@ class ProcessGroup {
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int world_size() const = 0;
   [[nodiscard]] virtual std::string_view backend() const = 0;
-  [[nodiscard]] virtual Device device() const { return Device::kCpu; }
+  [[nodiscard]] virtual DeviceType device() const { return DeviceType::kCpu; }
 
   /// The error after which the group is of no use, if there was one. Asks nobody and does not block: for a
   /// caller that replays captured collectives and so never hears it from a call.

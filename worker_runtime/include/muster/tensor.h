@@ -17,7 +17,7 @@ enum class Layout : std::uint8_t { kNCHW, kNHWC };
 struct Tensor {
   void* data = nullptr;  ///< nullptr: there is none, as a gradient that nobody needs
   DType dtype = DType::kFloat32;
-  Device device = Device::kCpu;
+  DeviceType device = DeviceType::kCpu;
   Layout layout = Layout::kNCHW;
   int rank = 0;               ///< dimensions in use, at most 4
   std::array<int, 4> dims{};  ///< the first is the batch

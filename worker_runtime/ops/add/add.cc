@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <muster/nn.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -30,13 +30,13 @@ class Add final : public Operation {
     float* const y = f.y.f32();
     const std::int64_t count = f.y.count();
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda) return f.report_cuda(cuda::add_forward(a, b, y, count, f.stream), "add");
+    if (f.stream != nullptr) return f.report_cuda(cuda::add_forward(a, b, y, count, f.stream), "add");
 #endif
     for (std::int64_t i = 0; i < count; ++i) y[i] = a[i] + b[i];
   }
   void backward(const Frame& f) const override {
     for (const Tensor& dx : f.dx)
-      if (dx) f.kernels->copy_on_device(dx.data, f.dy.data, dx.size_bytes());
+      if (dx) f.device->copy_on_device(dx.data, f.dy.data, dx.size_bytes());
   }
 };
 

@@ -3,7 +3,7 @@
 
 #include <muster/nn.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/lanes.h"
 #include "worker_runtime/ops/pool2d_shape.h"
 
@@ -36,7 +36,7 @@ class GlobalAvgPool2d final : public Operation {
     const float* x = f.x[0].f32();
     float* y = f.y.f32();
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda)
+    if (f.stream != nullptr)
       return f.report_cuda(cuda::global_avg_pool_forward(x, y, planes, pixels, f.stream), "avg_pool2d");
 #endif
     for (int plane = 0; plane < planes; ++plane, x += pixels)
@@ -49,7 +49,7 @@ class GlobalAvgPool2d final : public Operation {
     const float* dy = f.dy.f32();
     float* dx = f.dx[0].f32();
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda)
+    if (f.stream != nullptr)
       return f.report_cuda(cuda::global_avg_pool_backward(dy, dx, planes, pixels, f.stream),
                            "avg_pool2d backward");
 #endif
@@ -73,8 +73,7 @@ class AvgPool2d final : public Operation {
     const float* x = f.x[0].f32();
     float* y = f.y.f32();
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda)
-      return f.report_cuda(cuda::avg_pool_forward(s, x, y, f.stream), "avg_pool2d");
+    if (f.stream != nullptr) return f.report_cuda(cuda::avg_pool_forward(s, x, y, f.stream), "avg_pool2d");
 #endif
     std::fill_n(y, f.y.count(), 0.0F);
     for_each_pair(s, [=](std::int64_t i, std::int64_t o) { y[o] += x[i]; });
@@ -87,7 +86,7 @@ class AvgPool2d final : public Operation {
     const float* dy = f.dy.f32();
     float* dx = f.dx[0].f32();
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda)
+    if (f.stream != nullptr)
       return f.report_cuda(cuda::avg_pool_backward(s, dy, dx, f.stream), "avg_pool2d backward");
 #endif
     const auto area = static_cast<float>(s.kernel * s.kernel);

@@ -6,7 +6,7 @@
 #include <muster/nn.h>
 #include <muster/process_group.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/lanes.h"
 #include "worker_runtime/ops/shape_text.h"
 
@@ -78,7 +78,7 @@ class BatchNorm2d final : public Operation {
     const float* const gathered = joins ? mine + 3 * s.channels : nullptr;
     const int world = joins ? options_.group->world_size() : 1;
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda) {
+    if (f.stream != nullptr) {
       if (joins) f.report_cuda(cuda::batch_norm_statistics(s, x, mine, f.stream), "batch_norm2d statistics");
       if (joins) gather(f, mine);
       return f.report_cuda(
@@ -133,15 +133,15 @@ class BatchNorm2d final : public Operation {
     float* dx = f.dx[0].f32();
     auto* const sums = is_joined() ? reinterpret_cast<float*>(f.workspace) : nullptr;
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda) {
+    if (f.stream != nullptr) {
       f.report_cuda(
           cuda::batch_norm_backward(s, x, weight, saved, dy, nullptr, sums == nullptr ? dx : nullptr,
                                     f.grads[0], f.grads[1], f.stream),
           "batch_norm2d backward");
       if (sums == nullptr) return;
       for (std::size_t k = 0; k < 2; ++k)
-        f.kernels->copy_on_device(sums + k * static_cast<std::size_t>(s.channels), f.grads[k],
-                                  channel_bytes());
+        f.device->copy_on_device(sums + k * static_cast<std::size_t>(s.channels), f.grads[k],
+                                 channel_bytes());
       add_over_ranks(f, sums);
       return f.report_cuda(
           cuda::batch_norm_backward(s, x, weight, saved, dy, sums, dx, nullptr, nullptr, f.stream),

@@ -5,7 +5,7 @@
 
 #include <muster/operation.h>
 
-#include "worker_runtime/kernels/cuda/portable.h"
+#include "worker_runtime/ops/portable.h"
 
 namespace muster {
 class ProcessGroup;

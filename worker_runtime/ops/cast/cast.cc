@@ -30,7 +30,7 @@ void cast_half(const Cast& c) {
 
 void cast([[maybe_unused]] const Frame& frame, const Cast& c) {
 #ifdef MUSTER_HAS_CUDA
-  if (frame.device == Device::kCuda) return frame.report_cuda(cuda::cast(c, frame.stream), "cast");
+  if (frame.stream != nullptr) return frame.report_cuda(cuda::cast(c, frame.stream), "cast");
 #endif
   for (const DType dtype : {c.from_dtype, c.to_dtype, c.through}) {
     if (dtype == DType::kBFloat16) return cast_half<DType::kBFloat16>(c);

@@ -7,7 +7,7 @@
 
 #include <muster/dtype.h>
 
-#include "worker_runtime/kernels/cuda/portable.h"
+#include "worker_runtime/ops/portable.h"
 
 namespace muster::nn {
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/ops/conv2d/conv2d.h"
+
 #include <muster/nn.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -38,7 +40,7 @@ class Conv2d final : public Operation {
   }
   /// Without a bias: zeros in its place, and a place for its gradient.
   std::size_t workspace_bytes(int /*batch*/) const override {
-    return options_.bias ? 0 : static_cast<std::size_t>(shape_.out_channels) * sizeof(float);
+    return options_.bias ? 0 : (bias_bytes() + 255) / 256 * 256;  // the convolution's own comes behind
   }
   bool backward_reads_y() const override { return false; }
   Autocast autocast() const override { return Autocast::kLower; }
@@ -46,30 +48,29 @@ class Conv2d final : public Operation {
     return std::int64_t{shape_.out_height()} * shape_.out_width() * shape_.out_channels * shape_.in_channels *
            shape_.kernel * shape_.kernel;
   }
-  Result<void> plan(kernels::Kernels& kernels, int batch) const override {
-    return kernels.plan_conv2d(shape_for(batch));
+  Result<std::unique_ptr<Prepared>> prepare(Device& device, int batch) const override {
+    ConvShape shape = shape_;
+    shape.batch = batch;
+    return PreparedConv2d::make(device, shape);
   }
   void forward(const Frame& f) const override {
     auto* const zeros = reinterpret_cast<float*>(f.workspace);
-    if (!options_.bias) f.kernels->zero(zeros, workspace_bytes(0));
-    f.kernels->conv2d_forward(shape_for(f.y.batch()), f.x[0].f32(), f.params[0],
-                              options_.bias ? f.params[1] : zeros, f.y.f32());
+    if (!options_.bias) f.device->zero(zeros, bias_bytes());
+    convolution(f).forward(f.x[0].f32(), f.params[0], options_.bias ? f.params[1] : zeros, f.y.f32(),
+                           f.workspace + workspace_bytes(0));
   }
   void backward(const Frame& f) const override {
-    f.kernels->conv2d_backward(shape_for(f.y.batch()), f.x[0].f32(), f.params[0], f.dy.f32(), f.dx[0].f32(),
-                               f.grads[0],
-                               options_.bias ? f.grads[1] : reinterpret_cast<float*>(f.workspace));
+    convolution(f).backward(f.x[0].f32(), f.params[0], f.dy.f32(), f.dx[0].f32(), f.grads[0],
+                            options_.bias ? f.grads[1] : reinterpret_cast<float*>(f.workspace),
+                            f.workspace + workspace_bytes(0));
   }
 
  private:
-  kernels::ConvShape shape_for(int batch) const {
-    kernels::ConvShape shape = shape_;
-    shape.batch = batch;
-    return shape;
-  }
+  static PreparedConv2d& convolution(const Frame& f) { return static_cast<PreparedConv2d&>(*f.prepared); }
+  std::size_t bias_bytes() const { return static_cast<std::size_t>(shape_.out_channels) * sizeof(float); }
 
   Conv2dOptions options_;
-  kernels::ConvShape shape_;
+  ConvShape shape_;
 };
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include <muster/nn.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -26,7 +26,7 @@ class Dropout final : public Operation {
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
-    if (f.mode == Mode::kInference) return f.kernels->copy_on_device(f.y.data, f.x[0].data, f.y.size_bytes());
+    if (f.mode == Mode::kInference) return f.device->copy_on_device(f.y.data, f.x[0].data, f.y.size_bytes());
     apply_mask(f, f.x[0].f32(), f.y.f32());
   }
   void backward(const Frame& f) const override {
@@ -37,7 +37,7 @@ class Dropout final : public Operation {
   void apply_mask(const Frame& f, const float* from, float* to) const {
     const DropoutArgs args{from, to, f.y.count(), f.random, f.operation, p_};
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda) return f.report_cuda(cuda::dropout(args, f.stream), "dropout");
+    if (f.stream != nullptr) return f.report_cuda(cuda::dropout(args, f.stream), "dropout");
 #endif
     for (std::int64_t quad = 0; 4 * quad < args.count; ++quad) dropout_quad(args, quad);
   }
@@ -53,7 +53,7 @@ Value dropout(Value x, float p) {
 
 void advance(const Frame& f) {
 #ifdef MUSTER_HAS_CUDA
-  if (f.device == Device::kCuda) return f.report_cuda(cuda::advance(f.random, f.stream), "dropout's step");
+  if (f.stream != nullptr) return f.report_cuda(cuda::advance(f.random, f.stream), "dropout's step");
 #endif
   advance(*f.random);
 }

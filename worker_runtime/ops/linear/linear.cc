@@ -3,7 +3,6 @@
 
 #include <muster/nn.h>
 
-#include "worker_runtime/kernels/kernels.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -33,19 +32,20 @@ class Linear final : public Operation {
   bool backward_reads_y() const override { return relu_; }
   Autocast autocast() const override { return Autocast::kLower; }
   std::int64_t macs() const override { return std::int64_t{in_} * out_; }
-  Result<void> plan(kernels::Kernels& kernels, int batch) const override {
-    return kernels.plan_linear({batch, in_, out_});
+  Result<std::unique_ptr<Prepared>> prepare(Device& device, int batch) const override {
+    return PreparedLinear::make(device, {batch, in_, out_});
   }
   void forward(const Frame& f) const override {
-    f.kernels->linear_forward({f.y.batch(), in_, out_}, f.x[0].f32(), f.params[0], f.params[1], f.y.f32(),
-                              relu_);
+    layer(f).forward(f.x[0].f32(), f.params[0], f.params[1], f.y.f32(), relu_, f.workspace);
   }
   void backward(const Frame& f) const override {
-    f.kernels->linear_backward({f.y.batch(), in_, out_}, f.x[0].f32(), f.params[0], f.y.f32(), f.dy.f32(),
-                               f.dx[0].f32(), f.grads[0], f.grads[1], relu_);
+    layer(f).backward(f.x[0].f32(), f.params[0], f.y.f32(), f.dy.f32(), f.dx[0].f32(), f.grads[0], f.grads[1],
+                      relu_, f.workspace);
   }
 
  private:
+  static PreparedLinear& layer(const Frame& f) { return static_cast<PreparedLinear&>(*f.prepared); }
+
   int in_ = 0;
   int out_;
   bool relu_;

@@ -1,11 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
+// A linear layer of one shape on one device. All tensors are float32, contiguous, row-major.
 #pragma once
-
-#include <memory>
 
 #include <muster/operation.h>
 
 namespace muster::nn {
+
+/// x (batch, in_features), w (out_features, in_features), b (out_features), y (batch, out_features).
+struct LinearShape {
+  int batch = 0, in_features = 0, out_features = 0;
+  friend bool operator==(const LinearShape&, const LinearShape&) = default;
+};
+
+/// Who computes the shape is chosen when it is made; it allocates no memory of the device then or later.
+struct PreparedLinear : Prepared {
+  /// kInvalidArgument, kUnsupported: a size below 1, a tensor of more than 2^31 elements.
+  [[nodiscard]] static Result<std::unique_ptr<PreparedLinear>> make(Device& device, const LinearShape& shape);
+
+  /// y = x w^T + b, then max(., 0) if `relu`. `workspace`: workspace_bytes.
+  virtual void forward(const float* x, const float* w, const float* b, float* y, bool relu,
+                       void* workspace) = 0;
+  /// dy is the gradient of the layer's output; with `relu` it is zeroed where y <= 0 first (in place: dy is
+  /// clobbered). dw, db are overwritten; dx likewise, or not computed when nullptr.
+  virtual void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw,
+                        float* db, bool relu, void* workspace) = 0;
+};
+
+namespace cuda {  // cuda_linear.cc
+[[nodiscard]] std::unique_ptr<PreparedLinear> prepare_linear(Device& device, const LinearShape& shape);
+}
 
 /// A Linear of the same features followed by ReLU, if `operation` is one without; nullptr otherwise.
 [[nodiscard]] std::unique_ptr<Operation> linear_with_relu(const Operation& operation);

@@ -5,8 +5,8 @@
 
 #include <muster/operation.h>
 
-#include "worker_runtime/kernels/cuda/portable.h"
 #include "worker_runtime/ops/pool2d_shape.h"
+#include "worker_runtime/ops/portable.h"
 
 namespace muster::nn {
 

@@ -12,11 +12,10 @@
 #include <hwy/highway.h>
 // clang-format on
 
-#include "worker_runtime/kernels/cpu/vector-inl.h"
+#include "worker_runtime/ops/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace muster::nn::HWY_NAMESPACE {
-using namespace kernels::HWY_NAMESPACE;
 namespace {
 
 #if HWY_TARGET != HWY_SCALAR

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <muster/nn.h>
 
-#include "worker_runtime/kernels/kernels.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -30,7 +30,7 @@ class Relu final : public Operation {
     const float* x = f.x[0].f32();
     float* y = f.y.f32();
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda) return f.report_cuda(cuda::relu_forward(x, y, count, f.stream), "relu");
+    if (f.stream != nullptr) return f.report_cuda(cuda::relu_forward(x, y, count, f.stream), "relu");
 #endif
     for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] <= 0 ? 0 : x[i];
   }
@@ -40,7 +40,7 @@ class Relu final : public Operation {
     const float *y = f.y.f32(), *dy = f.dy.f32();
     float* dx = f.dx[0].f32();
 #ifdef MUSTER_HAS_CUDA
-    if (f.device == Device::kCuda)
+    if (f.stream != nullptr)
       return f.report_cuda(cuda::relu_backward(y, dy, dx, count, f.stream), "relu backward");
 #endif
     for (std::int64_t i = 0; i < count; ++i) dx[i] = y[i] <= 0 ? 0 : dy[i];

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/device/cuda/cuda_blas.h"
+
+#include "worker_runtime/core/shared_library.h"
+
+namespace muster::cuda {
+
+Result<std::unique_ptr<CudaBlas>> CudaBlas::open() {
+  const std::string major = std::to_string(CUBLAS_VER_MAJOR);
+  MUSTER_TRY(
+      const SharedLibrary library,
+      SharedLibrary::open({"cuBLASLt " + major, cuda_candidates("libcublasLt.so." + major),
+                           "install libcublas-" + major + "-0 or put its folder into LD_LIBRARY_PATH"}));
+  std::unique_ptr<CudaBlas> blas(new CudaBlas);
+  MUSTER_OK(library.load(blas->create, "cublasLtCreate"));
+  MUSTER_OK(library.load(blas->destroy, "cublasLtDestroy"));
+  MUSTER_OK(library.load(blas->get_version, "cublasLtGetVersion"));
+  MUSTER_OK(library.load(blas->get_status_string, "cublasLtGetStatusString"));
+  MUSTER_OK(library.load(blas->matmul, "cublasLtMatmul"));
+  MUSTER_OK(library.load(blas->get_heuristic, "cublasLtMatmulAlgoGetHeuristic"));
+  MUSTER_OK(library.load(blas->desc_create, "cublasLtMatmulDescCreate"));
+  MUSTER_OK(library.load(blas->desc_destroy, "cublasLtMatmulDescDestroy"));
+  MUSTER_OK(library.load(blas->desc_set, "cublasLtMatmulDescSetAttribute"));
+  MUSTER_OK(library.load(blas->layout_create, "cublasLtMatrixLayoutCreate"));
+  MUSTER_OK(library.load(blas->layout_destroy, "cublasLtMatrixLayoutDestroy"));
+  MUSTER_OK(library.load(blas->preference_create, "cublasLtMatmulPreferenceCreate"));
+  MUSTER_OK(library.load(blas->preference_destroy, "cublasLtMatmulPreferenceDestroy"));
+  MUSTER_OK(library.load(blas->preference_set, "cublasLtMatmulPreferenceSetAttribute"));
+  MUSTER_OK(blas->check(blas->create(&blas->handle_), "cublasLtCreate"));
+  return blas;
+}
+
+CudaBlas::~CudaBlas() {
+  if (handle_ != nullptr) destroy(handle_);
+}
+
+std::string CudaBlas::version() const {
+  const std::size_t number = get_version();  // major * 10000 + minor * 100 + patch
+  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+         std::to_string(number % 100);
+}
+
+Result<void> CudaBlas::check(cublasStatus_t status, std::string_view call) const {
+  if (status == CUBLAS_STATUS_SUCCESS) return {};
+  return fail(ErrorCode::kFailed, std::string(call) + ": " + get_status_string(status));
+}
+
+}  // namespace muster::cuda

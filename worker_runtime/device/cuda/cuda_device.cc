@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/device/cuda/cuda_device.h"
+
+#include <cstdio>
+#include <mutex>
+#include <utility>
+
+#include "worker_runtime/device/cuda/cuda_blas.h"
+#include "worker_runtime/device/cuda/cuda_error.h"
+#include "worker_runtime/device/cuda/cuda_graph.h"
+#ifdef MUSTER_HAS_CUDNN
+#include "worker_runtime/device/cuda/cuda_dnn.h"
+#endif
+
+namespace muster::cuda {
+namespace {
+
+/// What a library opened, or nullptr and a line about it, once per process.
+template <class Library>
+std::shared_ptr<const Library> opened(Result<std::unique_ptr<Library>> library, const char* name,
+                                      const char* work, std::once_flag& told) {
+  if (library) return *std::move(library);
+  std::call_once(told, [&] {
+    std::fprintf(stderr, "muster: %s is not used: %s; muster's own kernels compute %s, more slowly\n", name,
+                 library.error().message.c_str(), work);
+  });
+  return nullptr;
+}
+
+}  // namespace
+
+Result<Compute> CudaDevice::make(int index) {
+  MUSTER_TRY(const int count, device_count());
+  if (index < 0 || index >= count)
+    return fail(ErrorCode::kNotFound, "GPU " + std::to_string(index) + ": there are " +
+                                          std::to_string(count) +
+                                          " GPUs here; check LOCAL_RANK and CUDA_VISIBLE_DEVICES");
+  std::shared_ptr<CudaDevice> made(new CudaDevice(index));
+  MUSTER_OK(made->start());
+  return made;
+}
+
+Result<void> CudaDevice::start() {
+  MUSTER_OK(select(index_));
+  cudaDeviceProp properties{};
+  MUSTER_OK(check(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties", index_));
+  name_ = std::string("cuda (") + properties.name + ")";
+  // Not the legacy stream, whose implicit waiting would tie this rank to everything else in the process.
+  return check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate", index_);
+}
+
+CudaDevice::~CudaDevice() {
+  (void)cudaSetDevice(index_);
+  if (stream_ != nullptr) (void)cudaStreamSynchronize(stream_);
+  dnn_.reset();
+  blas_.reset();
+  for (void* block : allocations_) (void)cudaFree(block);
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+}
+
+Result<void*> CudaDevice::allocate(std::size_t size_bytes) {
+  MUSTER_OK(select(index_));
+  const std::size_t bytes = size_bytes == 0 ? 256 : size_bytes;  // cudaMalloc aligns to 256 bytes at least
+  void* block = nullptr;
+  MUSTER_OK(check(cudaMalloc(&block, bytes), "cudaMalloc of " + std::to_string(bytes) + " bytes", index_));
+  allocations_.push_back(block);
+  MUSTER_OK(check(cudaMemsetAsync(block, 0, bytes, stream_), "cudaMemset", index_));
+  return block;
+}
+
+void CudaDevice::copy_to_device(void* device, const void* host, std::size_t size_bytes) {
+  if (size_bytes == 0) return;
+  note(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, selected()), "copy to the GPU");
+  note(cudaStreamSynchronize(stream_), "copy to the GPU");  // the caller may reuse its memory, pinned or not
+}
+
+void CudaDevice::copy_to_host(void* host, const void* device, std::size_t size_bytes) {
+  if (size_bytes == 0) return;
+  note(cudaMemcpyAsync(host, device, size_bytes, cudaMemcpyDeviceToHost, selected()), "copy from the GPU");
+  note(cudaStreamSynchronize(stream_), "copy from the GPU");
+}
+
+void CudaDevice::copy_on_device(void* to, const void* from, std::size_t size_bytes) {
+  if (size_bytes != 0)
+    note(cudaMemcpyAsync(to, from, size_bytes, cudaMemcpyDeviceToDevice, selected()), "copy on the GPU");
+}
+
+void CudaDevice::zero(void* device, std::size_t size_bytes) {
+  if (size_bytes != 0) note(cudaMemsetAsync(device, 0, size_bytes, selected()), "cudaMemset");
+}
+
+Result<void> CudaDevice::synchronize() {
+  note(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  return first_error_;
+}
+
+std::unique_ptr<StepRecorder> CudaDevice::make_step_recorder() {
+  return make_cuda_step_recorder(index_, stream_, first_error_);
+}
+
+cudaStream_t CudaDevice::selected() {
+  note(select(index_));
+  return stream_;
+}
+
+void CudaDevice::note(cudaError_t result, std::string_view call) {
+  if (result != cudaSuccess && first_error_) first_error_ = fail(error_of(result, call, index_));
+}
+
+void CudaDevice::note(Result<void> result) {
+  if (!result && first_error_) first_error_ = std::move(result);
+}
+
+const CudaBlas* CudaDevice::blas() {
+  static std::once_flag told;
+  if (!std::exchange(tried_blas_, true) && selected() != nullptr)
+    blas_ = opened(CudaBlas::open(), "cuBLASLt", "linear layers of large batches", told);
+  return blas_.get();
+}
+
+const CudaDnn* CudaDevice::dnn() {
+  static std::once_flag told;
+#ifdef MUSTER_HAS_CUDNN
+  if (!std::exchange(tried_dnn_, true))
+    dnn_ = opened(CudaDnn::open(selected()), "cuDNN", "convolutions of many channels", told);
+#else
+  const Error none{ErrorCode::kUnsupported,
+                   "this was built without cuDNN; build where cudnn_graph.h is found"};
+  if (!std::exchange(tried_dnn_, true))
+    (void)opened<int>(fail(none), "cuDNN", "convolutions of many channels", told);
+#endif
+  return dnn_.get();
+}
+
+}  // namespace muster::cuda

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/device/cuda/cuda_dnn.h"
+
+#include <utility>
+
+#include "worker_runtime/core/shared_library.h"
+
+namespace muster::cuda {
+
+Result<std::unique_ptr<CudaDnn>> CudaDnn::open(cudaStream_t stream) {
+  const std::string major = std::to_string(CUDNN_MAJOR);
+  MUSTER_TRY(const SharedLibrary library,
+             SharedLibrary::open({"cuDNN " + major, cuda_candidates("libcudnn.so." + major),
+                                  "install cudnn" + major + "-cuda or put its folder into LD_LIBRARY_PATH"}));
+  std::unique_ptr<CudaDnn> dnn(new CudaDnn);
+  MUSTER_OK(library.load(dnn->create, "cudnnCreate"));
+  MUSTER_OK(library.load(dnn->destroy, "cudnnDestroy"));
+  MUSTER_OK(library.load(dnn->set_stream, "cudnnSetStream"));
+  MUSTER_OK(library.load(dnn->get_version, "cudnnGetVersion"));
+  MUSTER_OK(library.load(dnn->get_error_string, "cudnnGetErrorString"));
+  library.load_optional(dnn->get_last_error_string, "cudnnGetLastErrorString");
+  MUSTER_OK(library.load(dnn->create_descriptor, "cudnnBackendCreateDescriptor"));
+  MUSTER_OK(library.load(dnn->destroy_descriptor, "cudnnBackendDestroyDescriptor"));
+  MUSTER_OK(library.load(dnn->set_attribute, "cudnnBackendSetAttribute"));
+  MUSTER_OK(library.load(dnn->get_attribute, "cudnnBackendGetAttribute"));
+  MUSTER_OK(library.load(dnn->finalize, "cudnnBackendFinalize"));
+  MUSTER_OK(library.load(dnn->execute, "cudnnBackendExecute"));
+  MUSTER_OK(dnn->check(dnn->create(&dnn->handle_), "cudnnCreate"));
+  MUSTER_OK(dnn->check(dnn->set_stream(dnn->handle_, stream), "cudnnSetStream"));
+  return dnn;
+}
+
+CudaDnn::~CudaDnn() {
+  if (handle_ != nullptr) destroy(handle_);
+}
+
+std::string CudaDnn::version() const {
+  const std::size_t number = get_version();  // major * 10000 + minor * 100 + patch
+  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+         std::to_string(number % 100);
+}
+
+Result<void> CudaDnn::check(cudnnStatus_t status, std::string_view call) const {
+  if (status == CUDNN_STATUS_SUCCESS) return {};
+  std::string message = std::string(call) + ": " + get_error_string(status);
+  if (get_last_error_string != nullptr) {
+    char detail[512] = "";
+    get_last_error_string(detail, sizeof detail);
+    if (detail[0] != '\0') message += std::string(": ") + detail;
+  }
+  // The statuses of cuDNN 9 are grouped by thousands; 3xxx is "not supported".
+  return fail(status / 1000 == 3 ? ErrorCode::kUnsupported : ErrorCode::kFailed, std::move(message));
+}
+
+Result<DnnDescriptor> DnnDescriptor::make(const CudaDnn& dnn, cudnnBackendDescriptorType_t type) {
+  DnnDescriptor descriptor;
+  descriptor.dnn_ = &dnn;
+  MUSTER_OK(dnn.check(dnn.create_descriptor(type, &descriptor.raw_), "cudnnBackendCreateDescriptor"));
+  return descriptor;
+}
+
+DnnDescriptor::DnnDescriptor(DnnDescriptor&& other) noexcept
+    : dnn_(other.dnn_), raw_(std::exchange(other.raw_, nullptr)) {}
+
+DnnDescriptor& DnnDescriptor::operator=(DnnDescriptor&& other) noexcept {
+  std::swap(dnn_, other.dnn_);
+  std::swap(raw_, other.raw_);
+  return *this;
+}
+
+DnnDescriptor::~DnnDescriptor() {
+  if (raw_ != nullptr) dnn_->destroy_descriptor(raw_);
+}
+
+Result<void> DnnDescriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                                std::int64_t count, const void* values) {
+  return dnn_->check(dnn_->set_attribute(raw_, name, type, count, values),
+                     "cudnnBackendSetAttribute " + std::to_string(static_cast<int>(name)));
+}
+
+Result<void> DnnDescriptor::set(cudnnBackendAttributeName_t name, const DnnDescriptor& descriptor) {
+  return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &descriptor.raw_);
+}
+
+Result<void> DnnDescriptor::finalize() {
+  return dnn_->check(dnn_->finalize(raw_), "cudnnBackendFinalize");
+}
+
+}  // namespace muster::cuda

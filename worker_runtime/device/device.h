@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device: memory, a stream, events and capture. cpu/ and cuda/ have one each; operations enqueue their work
+// on it (ops/) and know the rest of a GPU by stream() alone. Calls are asynchronous on CUDA (one stream, in
+// order) and complete on return on the CPU. Not thread-safe: one object per rank. Several of them in one
+// process work.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include <muster/compute.h>
+
+#include "worker_runtime/device/step_recorder.h"
+
+namespace muster {
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  [[nodiscard]] virtual DeviceType type() const = 0;
+  /// "cpu (avx512)", "cuda (NVIDIA H100 80GB HBM3)".
+  [[nodiscard]] virtual std::string_view name() const = 0;
+
+  // Memory of the device; zeroed; 256-byte aligned. Freed with the object.
+  [[nodiscard]] virtual Result<void*> allocate(std::size_t size_bytes) = 0;
+  virtual void copy_to_device(void* device, const void* host, std::size_t size_bytes) = 0;
+  virtual void copy_to_host(void* host, const void* device,
+                            std::size_t size_bytes) = 0;  // waits for the copy
+  /// Between two places of the device that do not overlap; enqueued like a kernel.
+  virtual void copy_on_device(void* to, const void* from, std::size_t size_bytes) = 0;
+  virtual void zero(void* device, std::size_t size_bytes) = 0;
+  /// Waits for everything enqueued; reports the first asynchronous error.
+  [[nodiscard]] virtual Result<void> synchronize() = 0;
+  /// The first error of the calls so far that is known without waiting.
+  [[nodiscard]] virtual Result<void> status() const = 0;
+  /// Makes status() and synchronize() return this error, unless there was one before.
+  virtual void report(const Error& error) = 0;
+  /// report() of a cudaError_t, unless it is cudaSuccess. `what`: the call.
+  virtual void report_cuda(int /*error*/, std::string_view /*what*/) {}
+  /// Calls work(argument), which enqueues on stream() or computes at once. `argument` lives as long as what
+  /// it enqueues may be replayed. (A pointer and no std::function: a step allocates nothing.)
+  virtual void enqueue(void (*work)(const void*), const void* argument) { work(argument); }
+  /// The stream the work goes to (cudaStream_t); nullptr on the CPU.
+  [[nodiscard]] virtual void* stream() const { return nullptr; }
+  /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
+  [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
+};
+
+}  // namespace muster

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// A convolution of one shape on one device. All tensors are float32, contiguous, NCHW.
+#pragma once
+
+#include <muster/operation.h>
+
+namespace muster::nn {
+
+/// x (batch, in_channels, height, width), w (out_channels, in_channels, kernel, kernel), b (out_channels), y
+/// (batch, out_channels, out_height(), out_width()).
+struct ConvShape {
+  int batch = 0, in_channels = 0, height = 0, width = 0, out_channels = 0, kernel = 0, stride = 1,
+      padding = 0;
+
+  [[nodiscard]] int out_height() const { return (height + 2 * padding - kernel) / stride + 1; }
+  [[nodiscard]] int out_width() const { return (width + 2 * padding - kernel) / stride + 1; }
+  friend bool operator==(const ConvShape&, const ConvShape&) = default;
+};
+
+/// Who computes the shape is chosen when it is made; it allocates no memory of the device then or later.
+struct PreparedConv2d : Prepared {
+  /// kInvalidArgument, kUnsupported: a size below 1, a kernel larger than the padded image, a tensor of more
+  /// than 2^31 elements.
+  [[nodiscard]] static Result<std::unique_ptr<PreparedConv2d>> make(Device& device, const ConvShape& shape);
+
+  /// y = conv(x, w) + b. `workspace`: workspace_bytes.
+  virtual void forward(const float* x, const float* w, const float* b, float* y, void* workspace) = 0;
+  /// dw, db are overwritten; dx is overwritten, or not computed when nullptr (first layer).
+  virtual void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
+                        void* workspace) = 0;
+};
+
+namespace cuda {  // cuda_conv2d.cc
+[[nodiscard]] std::unique_ptr<PreparedConv2d> prepare_conv2d(Device& device, const ConvShape& shape);
+}
+
+}  // namespace muster::nn

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// On a GPU: shapes of few channels by muster's own kernels, since the step of a small network is bound by
+// launches and a library's convolution takes several; the others by cuDNN where it is there.
+#include <algorithm>
+#include <optional>
+
+#include "worker_runtime/device/cuda/cuda_device.h"
+#include "worker_runtime/ops/conv2d/conv_launch.h"
+#ifdef MUSTER_HAS_CUDNN
+#include "worker_runtime/ops/conv2d/dnn_conv_plan.h"
+#endif
+
+namespace muster::nn::cuda {
+namespace {
+
+bool is_small(const ConvShape& s) {
+  return s.in_channels <= 16 && s.out_channels <= 32 && s.kernel <= 7;
+}
+
+struct OwnConv : PreparedConv2d {
+  OwnConv(Device& of, const ConvShape& shape) : device(&of), args(arguments_of(shape)) {}
+  void forward(const float* x, const float* w, const float* b, float* y, void* /*workspace*/) override {
+    device->report_cuda(launch_conv_forward(args, x, w, b, y, device->stream()), "conv2d");
+  }
+  void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
+                void* /*workspace*/) override {
+    void* const stream = device->stream();
+    device->report_cuda(launch_conv_backward_filter(args, x, dy, dw, db, stream), "conv2d backward (filter)");
+    if (dx != nullptr)
+      device->report_cuda(launch_conv_backward_data(args, w, dy, dx, stream), "conv2d backward (data)");
+  }
+
+  Device* device;
+  ConvArgs args;
+};
+
+#ifdef MUSTER_HAS_CUDNN
+/// A tensor that is not aligned as the plan promises costs speed, no error: muster's own kernels take every
+/// pointer. A second set of plans for 4 bytes would double planning and memory for calls no layer makes.
+struct DnnConv final : OwnConv {
+  using Pass = ConvPlan::Pass;
+
+  DnnConv(Device& of, const ConvShape& shape, ConvPlan made) : OwnConv(of, shape), plan(std::move(made)) {
+    workspace_bytes = plan.workspace_bytes();
+    backend = "cuDNN";
+  }
+  /// What is enqueued may still use the plan.
+  ~DnnConv() override { (void)cudaStreamSynchronize(static_cast<cudaStream_t>(device->stream())); }
+
+  void forward(const float* x, const float* w, const float* b, float* y, void* workspace) override {
+    if (!are_aligned({x, w, y})) return OwnConv::forward(x, w, b, y, workspace);
+    run(Pass::kForward, x, w, y, workspace);
+    device->report_cuda(launch_add_bias(args, y, b, device->stream()), "conv2d (bias)");
+  }
+  void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
+                void* workspace) override {
+    if (!are_aligned({x, w, dy, dx, dw})) return OwnConv::backward(x, w, dy, dx, dw, db, workspace);
+    run(Pass::kBackwardFilter, x, dw, dy, workspace);
+    if (dx != nullptr) run(Pass::kBackwardData, dx, w, dy, workspace);
+    device->report_cuda(launch_conv_backward_filter(args, x, dy, nullptr, db, device->stream()),
+                        "conv2d backward (bias)");
+  }
+
+  static bool are_aligned(std::initializer_list<const float*> tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), is_conv_aligned);
+  }
+  void run(Pass pass, const float* x, const float* w, const float* y, void* workspace) {
+    if (const Result<void> done = plan.run(pass, x, w, y, workspace); !done) device->report(done.error());
+  }
+
+  ConvPlan plan;
+};
+#endif
+
+}  // namespace
+
+std::unique_ptr<PreparedConv2d> prepare_conv2d(Device& device, const ConvShape& shape) {
+  if (!is_small(shape)) {
+    [[maybe_unused]] const auto* const dnn = static_cast<muster::cuda::CudaDevice&>(device).dnn();
+#ifdef MUSTER_HAS_CUDNN
+    if (dnn != nullptr) {
+      // A shape for which cuDNN has no exact engine is no error: ours computes every shape.
+      auto plan = ConvPlan::make(*dnn, shape);
+      (void)cudaGetLastError();  // engines that it tried in vain are no error of the next launch
+      if (plan) return std::make_unique<DnnConv>(device, shape, *std::move(plan));
+    }
+#endif
+  }
+  return std::make_unique<OwnConv>(device, shape);
+}
+
+}  // namespace muster::nn::cuda

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// On the CPU: vectors, and oneDNN's sgemm, which packs its operands, once the weights outgrow the second
+// level cache.
+#include <limits>
+#include <string>
+
+#include <oneapi/dnnl/dnnl.h>
+
+#include <muster/check.h>
+
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/linear/linear_vector.h"
+#include "worker_runtime/ops/one_thread.h"
+
+namespace muster::nn {
+namespace {
+
+struct CpuLinear final : PreparedLinear {
+  explicit CpuLinear(const LinearShape& of) : shape(of) {
+    // One core of a Zen 4, microseconds of dw + dx, own against sgemm: 512->512, batch 64: 605 / 594;
+    // 784->512, batch 256: 3999 / 3620;  1024->1024, batch 256: 18160 / 10409.
+    sgemm_is_faster = std::int64_t{shape.in_features} * shape.out_features >= 512 * 512 && shape.batch >= 16;
+    if (sgemm_is_faster) backend = "oneDNN";
+  }
+
+  void forward(const float* x, const float* w, const float* b, float* y, bool relu,
+               void* /*workspace*/) override {
+    linear_vector_forward(shape, x, w, b, y, relu);
+  }
+  void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
+                bool relu, void* /*workspace*/) override {
+    linear_vector_output_gradient(shape, y, dy, db, relu);
+    if (!sgemm_is_faster) return linear_vector_backward(shape, x, w, dy, dx, dw);
+    const OneThread one_thread;
+    const int batch = shape.batch, in = shape.in_features, out = shape.out_features;
+    dnnl_status_t status = dnnl_sgemm('T', 'N', out, in, batch, 1.0F, dy, out, x, in, 0.0F, dw, in);
+    MUSTER_CHECK(status == dnnl_success, "oneDNN refused the product of a linear layer's weight gradient");
+    if (dx == nullptr) return;
+    status = dnnl_sgemm('N', 'N', batch, in, out, 1.0F, dy, out, w, in, 0.0F, dx, in);
+    MUSTER_CHECK(status == dnnl_success, "oneDNN refused the product of a linear layer's input gradient");
+  }
+
+  LinearShape shape;
+  bool sgemm_is_faster = false;
+};
+
+Result<void> check_shape(const LinearShape& s) {
+  const std::string text = "linear " + std::to_string(s.in_features) + "->" + std::to_string(s.out_features) +
+                           " on a batch of " + std::to_string(s.batch);
+  if (s.batch < 1 || s.in_features < 1 || s.out_features < 1)
+    return fail(ErrorCode::kInvalidArgument, text + ": every size must be at least 1");
+  constexpr std::int64_t kLimit = std::numeric_limits<int>::max();
+  const std::int64_t batch = s.batch, in = s.in_features, out = s.out_features;
+  if (batch * in > kLimit || batch * out > kLimit || in * out > kLimit)
+    return fail(ErrorCode::kUnsupported, text + ": a tensor would exceed 2^31 elements; use a smaller batch");
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PreparedLinear>> PreparedLinear::make([[maybe_unused]] Device& device,
+                                                             const LinearShape& shape) {
+  MUSTER_OK(check_shape(shape));
+#ifdef MUSTER_HAS_CUDA
+  if (device.stream() != nullptr) return cuda::prepare_linear(device, shape);
+#endif
+  return std::make_unique<CpuLinear>(shape);
+}
+
+}  // namespace muster::nn

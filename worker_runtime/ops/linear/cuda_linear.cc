@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// On a GPU: small batches by muster's own kernels, the others by cuBLASLt where it is there.
+#include "worker_runtime/device/cuda/cuda_device.h"
+#include "worker_runtime/ops/linear/gemm_plan.h"
+#include "worker_runtime/ops/linear/linear_body.h"
+
+namespace muster::nn::cuda {
+namespace {
+
+struct OwnLinear final : PreparedLinear {
+  OwnLinear(Device& on, const LinearShape& of) : device(&on), shape(of) {}
+  void forward(const float* x, const float* w, const float* b, float* y, bool relu,
+               void* /*workspace*/) override {
+    device->report_cuda(launch_linear_forward(shape, x, w, b, y, relu, device->stream()), "linear");
+  }
+  void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
+                bool relu, void* /*workspace*/) override {
+    device->report_cuda(launch_linear_backward({shape, x, w, y, dy, dx, dw, db, relu}, device->stream()),
+                        "linear backward");
+  }
+
+  Device* device;
+  LinearShape shape;
+};
+
+/// A row-major (r, c) matrix is to cuBLAS a column-major (c, r) one.
+struct BlasLinear final : PreparedLinear {
+  static Result<std::unique_ptr<PreparedLinear>> make(Device& device, const muster::cuda::CudaBlas& blas,
+                                                      const LinearShape& shape) {
+    const std::int64_t m = shape.batch, k = shape.in_features, n = shape.out_features;
+    // y^T (n x m) = w (n x k) x^T (k x m); dx^T (k x m) = w^T (k x n) dy^T (n x m); dw^T (k x n) = x^T (k x
+    // m) dy (m x n), and db = columns of dy summed.
+    GemmShape forward{CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, k, k, n, CUBLASLT_EPILOGUE_BIAS};
+    const GemmShape data{CUBLAS_OP_N, CUBLAS_OP_N, k, m, n, k, n, k, CUBLASLT_EPILOGUE_DEFAULT};
+    GemmShape weights{CUBLAS_OP_N, CUBLAS_OP_T, k, n, m, k, n, k, CUBLASLT_EPILOGUE_BGRADB};
+    auto made = std::make_unique<BlasLinear>();
+    made->device = &device;
+    made->shape = shape;
+    made->workspace_bytes = kGemmWorkspace;
+    made->backend = "cuBLASLt";
+    const auto plan = [&blas](const GemmShape& product, std::optional<GemmPlan>& to) -> Result<void> {
+      MUSTER_TRY(GemmPlan planned, GemmPlan::make(blas, product));
+      to.emplace(std::move(planned));
+      return {};
+    };
+    MUSTER_OK(plan(forward, made->plain));
+    forward.epilogue = CUBLASLT_EPILOGUE_RELU_BIAS;
+    MUSTER_OK(plan(forward, made->with_relu));
+    MUSTER_OK(plan(data, made->data));
+    made->sums_bias = plan(weights, made->weights).has_value();
+    weights.epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    if (!made->sums_bias) MUSTER_OK(plan(weights, made->weights));
+    return made;
+  }
+
+  void forward(const float* x, const float* w, const float* b, float* y, bool relu,
+               void* workspace) override {
+    report((relu ? with_relu : plain)->run(w, x, y, b, workspace, stream()));
+  }
+  void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
+                bool relu, void* workspace) override {
+    if (relu) device->report_cuda(launch_relu_mask(shape, y, dy, stream()), "linear backward (mask)");
+    report(weights->run(x, dy, dw, db, workspace, stream()));
+    if (!sums_bias)
+      device->report_cuda(launch_bias_gradient(shape, dy, db, stream()), "linear backward (bias)");
+    if (dx != nullptr) report(data->run(w, dy, dx, nullptr, workspace, stream()));
+  }
+
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(device->stream()); }
+  void report(const Result<void>& done) const {
+    if (!done) device->report(done.error());
+  }
+
+  Device* device = nullptr;
+  LinearShape shape;
+  std::optional<GemmPlan> plain, with_relu, data, weights;
+  bool sums_bias = false;  // false where cuBLASLt has no algorithm that does
+};
+
+}  // namespace
+
+std::unique_ptr<PreparedLinear> prepare_linear(Device& device, const LinearShape& shape) {
+  if (shape.batch > 64) {
+    if (const auto* const blas = static_cast<muster::cuda::CudaDevice&>(device).blas(); blas != nullptr) {
+      // Without an algorithm for this shape: ours computes every shape.
+      auto made = BlasLinear::make(device, *blas, shape);
+      (void)cudaGetLastError();  // what it tried in vain is no error of the next launch
+      if (made) return *std::move(made);
+    }
+  }
+  return std::make_unique<OwnLinear>(device, shape);
+}
+
+}  // namespace muster::nn::cuda

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// GemmPlan: one cuBLASLt product of fixed shape with its epilogue and chosen algorithms. Full float32 (no
+// TF32). Built once per shape before the first step; run() only enqueues, so it can be captured. Not
+// thread-safe. Failure: the library's words, or kUnsupported where cuBLASLt has no algorithm for a shape; the
+// caller then keeps muster's own kernel.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "worker_runtime/device/cuda/cuda_blas.h"
+#include "worker_runtime/ops/linear/linear.h"
+
+namespace muster::nn::cuda {
+
+/// Bytes of scratch a product may use: what cuBLAS itself takes on Hopper.
+inline constexpr std::size_t kGemmWorkspace = std::size_t{32} << 20;
+
+/// D (rows x columns) = op(A) op(B), column-major as cuBLAS sees memory.
+struct GemmShape {
+  cublasOperation_t op_a = CUBLAS_OP_N, op_b = CUBLAS_OP_N;
+  std::int64_t rows = 0, columns = 0, inner = 0;
+  std::int64_t lda = 0, ldb = 0, ldd = 0;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+};
+
+class GemmPlan {
+ public:
+  [[nodiscard]] static Result<GemmPlan> make(const muster::cuda::CudaBlas& blas, const GemmShape& shape);
+  GemmPlan(GemmPlan&& other) noexcept;
+  GemmPlan& operator=(GemmPlan&&) = delete;
+  ~GemmPlan();
+
+  /// `bias` is read or written as the epilogue says; ignored without one.
+  [[nodiscard]] Result<void> run(const float* a, const float* b, float* d, const float* bias, void* workspace,
+                                 cudaStream_t stream);
+
+ private:
+  explicit GemmPlan(const muster::cuda::CudaBlas& blas) : blas_(&blas) {}
+  [[nodiscard]] Result<void> choose(const GemmShape& shape, std::uint32_t alignment_bytes,
+                                    cublasLtMatmulAlgo_t& algo);
+
+  const muster::cuda::CudaBlas* blas_;
+  cublasLtMatmulDesc_t desc_ = nullptr;
+  cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
+  bool has_bias_ = false;
+  cublasLtMatmulAlgo_t aligned_{};  // every pointer a multiple of 16 bytes
+  cublasLtMatmulAlgo_t
+      unaligned_{};  // of 4: a parameter's place in the arena follows from the ones before it
+};
+
+}  // namespace muster::nn::cuda
