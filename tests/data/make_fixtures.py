@@ -6,6 +6,7 @@ Run by hand with a Python that has torch (Debian: python3-torch 1.13), never by 
     /usr/bin/python3 tests/data/make_fixtures.py
 pytorch_amp.safetensors needs torch 2.3 or later, whose GradScaler also works on a CPU (written with 2.14):
     python3 tests/data/make_fixtures.py amp
+A name of a function below writes its file alone.
 """
 import json
 import os
@@ -58,6 +59,22 @@ class GarmentClassifier(nn.Module):
         x = F.relu(self.fc1(x))
         x = F.relu(self.fc2(x))
         return self.fc3(x)
+
+
+class LeNet5(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 6, 5, padding=2)
+        self.pool = nn.MaxPool2d(2, 2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+
+    def forward(self, x):
+        x = self.pool(F.relu(self.conv1(x)))
+        x = torch.flatten(self.pool(F.relu(self.conv2(x))), 1)
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
 
 
 class Mlp(nn.Module):
@@ -186,6 +203,43 @@ def step():
     for name, value in model.named_parameters():
         tensors[f"grad.{name}"] = value.grad.numpy()
     write("pytorch_step.safetensors", tensors)
+
+
+def ops():
+    """What single operations make of given inputs: output, and gradients by it of sum(output * dy)."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {}
+
+    def case(name, module, *shape):
+        x = torch.empty(shape).uniform_(-1, 1, generator=generator).requires_grad_()
+        for parameter in module.parameters():
+            parameter.data.uniform_(-1, 1, generator=generator)
+        y = module(x)
+        dy = torch.empty(y.shape).uniform_(-1, 1, generator=generator)
+        y.backward(dy)
+        for key, value in {"x": x, "y": y, "dy": dy, "dx": x.grad}.items():
+            tensors[f"{name}.{key}"] = value.detach().numpy()
+        for key, parameter in module.named_parameters():
+            tensors[f"{name}.{key}"] = parameter.detach().numpy()
+            tensors[f"{name}.d{key}"] = parameter.grad.numpy()
+
+    case("groups", nn.Conv2d(6, 9, 3, stride=2, padding=1, groups=3), 2, 6, 7, 6)
+    case("depthwise", nn.Conv2d(4, 8, 3, groups=4, bias=False), 2, 4, 5, 6)
+    case("adaptive", nn.AdaptiveAvgPool2d((3, 2)), 2, 3, 5, 7)
+    case("adaptive_up", nn.AdaptiveAvgPool2d((5, 4)), 1, 2, 3, 2)
+    case("adaptive_one", nn.AdaptiveAvgPool2d(1), 2, 3, 5, 7)
+    torch.manual_seed(42)
+    model = LeNet5()
+    for key, value in model.named_parameters():
+        tensors[f"lenet5.{key}.crc"] = numpy.array([zlib.crc32(value.detach().numpy().tobytes())], dtype=numpy.int64)
+    x = torch.empty(4, 1, 28, 28).uniform_(-1, 1, generator=generator)
+    logits = model(x)
+    loss = F.cross_entropy(logits, torch.tensor([3, 0, 9, 3]))
+    loss.backward()
+    tensors.update({"lenet5.x": x.numpy(), "lenet5.logits": logits.detach().numpy(), "lenet5.loss": loss.detach().reshape(1).numpy()})
+    for key, value in model.named_parameters():
+        tensors[f"lenet5.{key}.grad_norm"] = value.grad.norm().reshape(1).numpy()
+    write("pytorch_ops.safetensors", tensors)
 
 
 class Block(nn.Module):
@@ -372,9 +426,11 @@ def amp():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if sys.argv[1:] == ["amp"]:
-        amp()
+    if sys.argv[1:]:
+        for name in sys.argv[1:]:
+            globals()[name]()
         sys.exit()
+    ops()
     resnet()
     state_dict()
     rng()

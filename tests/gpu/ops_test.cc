@@ -107,7 +107,9 @@ TEST_CASE("the gradients of every operation on the GPU agree with central differ
         {.step = 1e-4});
   check({2, 6, 7}, [](Value x) { return nn::max_pool2d(nn::relu(x)); }, {.fuse = true});
   check({2, 7, 6}, [](Value x) { return nn::avg_pool2d(x, {.kernel = 3, .stride = 2, .padding = 1}); });
-  check({3, 5, 4}, [](Value x) { return nn::global_avg_pool2d(x); });
+  check({3, 5, 4}, [](Value x) { return nn::adaptive_avg_pool2d(x); });
+  check({2, 5, 7}, [](Value x) { return nn::adaptive_avg_pool2d(x, 3, 2); });
+  check({4, 5, 6}, [](Value x) { return nn::conv2d("c", x, {.out_channels = 6, .groups = 2}); });
   check({6}, [](Value x) { return nn::add(nn::relu(x), nn::add(x, x)); });
 }
 

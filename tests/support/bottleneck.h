@@ -17,7 +17,7 @@ inline nn::Value bottleneck(nn::Value x, int classes) {
   y = nn::relu(nn::batch_norm2d("layer1.0.bn2", conv("layer1.0.conv2", y, 4, 3, 2)));
   y = nn::batch_norm2d("layer1.0.bn3", conv("layer1.0.conv3", y, 16, 1, 1));
   x = nn::batch_norm2d("layer1.0.downsample.1", conv("layer1.0.downsample.0", x, 16, 1, 2));
-  return nn::linear("fc", nn::flatten(nn::global_avg_pool2d(nn::relu(nn::add(y, x)))), classes);
+  return nn::linear("fc", nn::flatten(nn::adaptive_avg_pool2d(nn::relu(nn::add(y, x)))), classes);
 }
 
 }  // namespace muster::test

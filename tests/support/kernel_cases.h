@@ -90,6 +90,15 @@ inline std::vector<ConvShape> conv_cases() {
       {.batch = 2, .in_channels = 2, .height = 6, .width = 6, .out_channels = 3, .kernel = 2, .stride = 3},
       {.batch = 2, .in_channels = 2, .height = 6, .width = 5, .out_channels = 3, .kernel = 4, .padding = 3},
       {.batch = 1, .in_channels = 1, .height = 1, .width = 1, .out_channels = 1, .kernel = 3, .padding = 1},
+      {.batch = 2, .in_channels = 6, .height = 7, .width = 6, .out_channels = 9, .kernel = 3, .groups = 3},
+      {.batch = 2,
+       .in_channels = 4,
+       .height = 9,
+       .width = 9,
+       .out_channels = 8,
+       .kernel = 5,
+       .padding = 2,
+       .groups = 4},
   };
 }
 
@@ -113,7 +122,7 @@ inline std::string describe(const ConvShape& s) {
   return "batch " + std::to_string(s.batch) + ", " + std::to_string(s.in_channels) + "x" +
          std::to_string(s.height) + "x" + std::to_string(s.width) + " -> " + std::to_string(s.out_channels) +
          ", kernel " + std::to_string(s.kernel) + ", stride " + std::to_string(s.stride) + ", padding " +
-         std::to_string(s.padding);
+         std::to_string(s.padding) + ", groups " + std::to_string(s.groups);
 }
 
 inline std::string describe(const nn::MaxPoolSizes& s) {

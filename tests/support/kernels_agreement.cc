@@ -75,7 +75,7 @@ void check_conv2d(Kernels& subject, const ConvShape& s) {
   REQUIRE_OK(subject.plan_conv2d(s));
   const auto reference = make_reference_kernels();
   const auto x = random_values(elements(s.batch, s.in_channels, s.height, s.width), 1);
-  const auto w = random_values(elements(s.out_channels, s.in_channels, s.kernel, s.kernel), 2);
+  const auto w = random_values(elements(s.out_channels, s.in_channels / s.groups, s.kernel, s.kernel), 2);
   const auto b = random_values(elements(s.out_channels, 1), 3);
   const auto dy = random_values(elements(s.batch, s.out_channels, s.out_height(), s.out_width()), 4);
   std::vector<float> y(dy.size()), dx(x.size()), dw(w.size()), db(b.size());

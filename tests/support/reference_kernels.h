@@ -22,13 +22,14 @@ void for_each_product(const ConvShape& s, Visit visit) {
     for (int o = 0; o < s.out_channels; ++o)
       for (int i = 0; i < rows; ++i)
         for (int j = 0; j < columns; ++j)
-          for (int c = 0; c < s.in_channels; ++c)
+          for (int of_group = 0; of_group < s.in_channels / s.groups; ++of_group)
             for (int p = 0; p < s.kernel; ++p)
               for (int q = 0; q < s.kernel; ++q) {
                 const int row = i * s.stride + p - s.padding, column = j * s.stride + q - s.padding;
                 if (row < 0 || row >= s.height || column < 0 || column >= s.width) continue;
+                const int c = o / (s.out_channels / s.groups) * (s.in_channels / s.groups) + of_group;
                 visit(((n * s.in_channels + c) * s.height + row) * s.width + column,
-                      ((o * s.in_channels + c) * s.kernel + p) * s.kernel + q,
+                      ((o * (s.in_channels / s.groups) + of_group) * s.kernel + p) * s.kernel + q,
                       ((n * s.out_channels + o) * rows + i) * columns + j);
               }
 }
@@ -73,8 +74,8 @@ class ReferenceKernels final : public Kernels {
     const int pixels = shape.out_height() * shape.out_width();
     std::vector<double> sum_dx =
         zeros(std::int64_t{shape.batch} * shape.in_channels * shape.height * shape.width);
-    std::vector<double> sum_dw =
-        zeros(std::int64_t{shape.out_channels} * shape.in_channels * shape.kernel * shape.kernel);
+    std::vector<double> sum_dw = zeros(std::int64_t{shape.out_channels} * shape.in_channels / shape.groups *
+                                       shape.kernel * shape.kernel);
     for_each_product(shape, [&](int ix, int iw, int iy) {
       sum_dx[static_cast<std::size_t>(ix)] += static_cast<double>(w[iw]) * dy[iy];
       sum_dw[static_cast<std::size_t>(iw)] += static_cast<double>(x[ix]) * dy[iy];

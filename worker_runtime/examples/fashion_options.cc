@@ -40,8 +40,8 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
   CLI::Option* seed =
       app.add_option("--seed", seed_text, "of the initial weights and the order of the samples");
   app.add_option("--data", o.data, "directory of the IDX files, plain or .gz");
-  app.add_option("--model", o.model, "garment (convolutions) or mlp")
-      ->check(CLI::IsMember({"garment", "mlp"}));
+  app.add_option("--model", o.model, "garment (convolutions), lenet5 or mlp")
+      ->check(CLI::IsMember({"garment", "lenet5", "mlp"}));
   app.add_option("--amp", amp, "mixed precision: fp16 with a gradient scaler")
       ->check(CLI::IsMember({"off", "bf16", "fp16"}));
   app.add_option("--device", device, "auto: GPUs where there is one per rank")

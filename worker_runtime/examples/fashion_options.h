@@ -23,7 +23,7 @@ struct Options {
   std::uint64_t seed = 0;
   bool seed_given = false;
   std::string data;
-  std::string model = "garment";  // or "mlp"
+  std::string model = "garment";  // or "lenet5", "mlp"
   DeviceChoice device = DeviceChoice::kAuto;
   int logical_shards = 0;  // per step, of batch_size samples each; 0: one per rank
   std::string checkpoint;  // empty: none is written

@@ -104,8 +104,10 @@ muster::Result<void> TrainingRun::gather() {
   if (context_.rank == 0 && !options_.checkpoint.empty())
     MUSTER_OK(muster::check_checkpoint_path(options_.checkpoint));
   const muster::nn::ModelOptions model{.autocast = options_.amp};
-  model_ = std::make_unique<muster::nn::Model>(
-      options_.model == "mlp" ? muster::nn::mlp(model) : muster::nn::garment_classifier(model));
+  model_ = std::make_unique<muster::nn::Model>(options_.model == "mlp" ? muster::nn::mlp(model)
+                                               : options_.model == "lenet5"
+                                                   ? muster::nn::lenet5(model)
+                                                   : muster::nn::garment_classifier(model));
   muster::Generator generator(options_.seed);
   model_->initialize(generator);
   MUSTER_TRY(ddp_, muster::DistributedDataParallel::create(*model_, compute_, *context_.group,

@@ -46,11 +46,10 @@ Value bottleneck(const std::string& name, Value x, int width, int stride) {
   return relu(add(y, shortcut(name, x, 4 * width, stride)));
 }
 
-}  // namespace
-
-Model garment_classifier(const ModelOptions& options) {
+/// Two convolutions and three linear layers: `padding` is the first one's.
+Model convolutional(int padding, const ModelOptions& options) {
   Graph graph({1, 28, 28});
-  Value x = conv2d("conv1", graph.input(), {.out_channels = 6, .kernel = 5});
+  Value x = conv2d("conv1", graph.input(), {.out_channels = 6, .kernel = 5, .padding = padding});
   x = max_pool2d(relu(x));
   x = conv2d("conv2", x, {.out_channels = 16, .kernel = 5});
   x = flatten(max_pool2d(relu(x)));
@@ -58,6 +57,16 @@ Model garment_classifier(const ModelOptions& options) {
   x = relu(linear("fc2", x, 84));
   x = linear("fc3", x, 10);
   return checked(Model::create(graph, x, options));
+}
+
+}  // namespace
+
+Model garment_classifier(const ModelOptions& options) {
+  return convolutional(0, options);
+}
+
+Model lenet5(const ModelOptions& options) {
+  return convolutional(2, options);
 }
 
 Model mlp(const ModelOptions& options) {
@@ -87,7 +96,7 @@ Result<Model> resnet(int depth, const Shape& input, int classes, const ModelOpti
     for (int i = 0; i < kind->blocks[static_cast<std::size_t>(stage)]; ++i)
       x = kind->block("layer" + std::to_string(stage + 1) + "." + std::to_string(i), x, 64 << stage,
                       stage > 0 && i == 0 ? 2 : 1);
-  x = linear("fc", flatten(global_avg_pool2d(x)), classes);
+  x = linear("fc", flatten(adaptive_avg_pool2d(x)), classes);
   return Model::create(graph, x, options);
 }
 

@@ -78,7 +78,8 @@ void check_conv(const ConvShape& s) {
   const std::size_t num_x = static_cast<std::size_t>(s.batch * s.in_channels * s.height * s.width);
   const std::size_t num_y =
       static_cast<std::size_t>(s.batch * s.out_channels * s.out_height() * s.out_width());
-  const std::size_t num_w = static_cast<std::size_t>(s.out_channels * s.in_channels * s.kernel * s.kernel);
+  const std::size_t num_w =
+      static_cast<std::size_t>(s.out_channels * s.in_channels / s.groups * s.kernel * s.kernel);
   const std::size_t num_b = static_cast<std::size_t>(s.out_channels);
   const Floats x = random_floats(rng, static_cast<std::int64_t>(num_x));
   const Floats w = random_floats(rng, static_cast<std::int64_t>(num_w));
@@ -189,6 +190,8 @@ TEST_CASE("the CPU convolution equals the reference with stride, padding, other 
   check_conv({2, 2, 6, 6, 3, 2, 1, 0});
   check_conv({2, 64, 10, 10, 64, 3, 1, 0});
   check_conv({2, 32, 14, 14, 32, 3, 1, 1});
+  check_conv({2, 6, 12, 12, 9, 3, 1, 0, 3});
+  check_conv({2, 16, 9, 9, 16, 3, 2, 1, 16});
 }
 
 TEST_CASE("the CPU linear layer equals the reference at the seed network's shapes and every batch size") {

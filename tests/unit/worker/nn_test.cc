@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The network against PyTorch: initial weights bit for bit, one training step within the kernels' tolerance.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 
 #include <muster/nn.h>
 
@@ -154,4 +156,93 @@ TEST_CASE("the fingerprint depends on the parameters' bits only") {
   REQUIRE(nn::parameters_sha256(device) == before);
   device.params()[0] = std::nextafter(device.params()[0], 1.0F);
   REQUIRE(nn::parameters_sha256(device) != before);
+}
+
+TEST_CASE(
+    "LeNet-5 starts with PyTorch's weights, bit for bit, and one step has its logits, loss and gradients") {
+  const test::Fixture fixture("pytorch_ops.safetensors");
+  nn::Model model = nn::lenet5();
+  Generator generator(42);
+  model.initialize(generator);
+  REQUIRE(model.num_parameters() == 61706);
+  REQUIRE(model.macs_per_sample() == 416'520);
+  const std::vector<float> arena = model.read_params();
+  for (const nn::Parameter& parameter : model.parameters()) {
+    INFO(parameter.name);
+    REQUIRE(fixture.get<std::int64_t>("lenet5." + parameter.name + ".crc") ==
+            std::vector<std::int64_t>{test::crc32_of(values_of(arena, parameter))});
+  }
+  REQUIRE_OK(model.allocate(reference()));
+  auto planned = model.plan(4, nn::Mode::kTraining);
+  REQUIRE_OK(planned);
+  const nn::Plan& plan = **planned;
+  const auto x = fixture.get<float>("lenet5.x");
+  std::copy(x.begin(), x.end(), plan.input());
+  plan.forward();
+  const std::array<std::int32_t, 4> labels{3, 0, 9, 3};
+  LossTotals totals;
+  (void)nn::cross_entropy({plan.output(), labels.data(), 4, 10, plan.output_gradient()}, &totals, nullptr);
+  require_close(std::vector<float>(plan.output(), plan.output() + 40), fixture.get<float>("lenet5.logits"),
+                1e-5F);
+  REQUIRE(totals.loss_sum / 4 == Approx(fixture.get<float>("lenet5.loss")[0]).epsilon(1e-6));
+  plan.backward();
+  const std::vector<float> grads = model.read_grads();
+  for (const nn::Parameter& parameter : model.parameters()) {
+    INFO(parameter.name);
+    double squares = 0;
+    for (const float value : values_of(grads, parameter)) squares += static_cast<double>(value) * value;
+    REQUIRE(std::sqrt(squares) ==
+            Approx(fixture.get<float>("lenet5." + parameter.name + ".grad_norm")[0]).epsilon(1e-4));
+  }
+}
+
+TEST_CASE("grouped convolutions and adaptive pooling to any size compute what PyTorch computes") {
+  const test::Fixture fixture("pytorch_ops.safetensors");
+  const auto check = [&](const std::string& name, const nn::Shape& input,
+                         const std::function<nn::Value(nn::Value)>& build) {
+    INFO(name);
+    nn::Graph graph(input);
+    auto model = nn::Model::create(graph, build(graph.input()), {.input_gradient = true});
+    REQUIRE_OK(model);
+    const auto x = fixture.get<float>(name + ".x"), dy = fixture.get<float>(name + ".dy");
+    std::vector<float> arena(model->arena_elements());
+    for (const nn::Parameter& parameter : model->parameters()) {
+      const auto values = fixture.get<float>(name + "." + parameter.name.substr(2));
+      REQUIRE(fixture.view().find(name + "." + parameter.name.substr(2))->shape == parameter.shape);
+      std::copy(values.begin(), values.end(), arena.begin() + static_cast<std::ptrdiff_t>(parameter.offset));
+    }
+    model->write_params(arena);
+    REQUIRE_OK(model->allocate(reference()));
+    std::size_t sample = 1;
+    for (const int size : input) sample *= static_cast<std::size_t>(size);
+    auto planned = model->plan(static_cast<int>(x.size() / sample), nn::Mode::kTraining);
+    REQUIRE_OK(planned);
+    const nn::Plan& plan = **planned;
+    std::copy(x.begin(), x.end(), plan.input());
+    plan.forward();
+    require_close({plan.output(), plan.output() + dy.size()}, fixture.get<float>(name + ".y"), 1e-6F);
+    std::copy(dy.begin(), dy.end(), plan.output_gradient());
+    plan.backward();
+    require_close({plan.input_gradient(), plan.input_gradient() + x.size()}, fixture.get<float>(name + ".dx"),
+                  1e-6F);
+    const std::vector<float> grads = model->read_grads();
+    for (const nn::Parameter& parameter : model->parameters())
+      require_close(values_of(grads, parameter), fixture.get<float>(name + ".d" + parameter.name.substr(2)),
+                    1e-6F);
+  };
+  check("groups", {6, 7, 6}, [](nn::Value x) {
+    return nn::conv2d("c", x, {.out_channels = 9, .kernel = 3, .stride = 2, .padding = 1, .groups = 3});
+  });
+  check("depthwise", {4, 5, 6}, [](nn::Value x) {
+    return nn::conv2d("c", x, {.out_channels = 8, .kernel = 3, .groups = 4, .bias = false});
+  });
+  check("adaptive", {3, 5, 7}, [](nn::Value x) { return nn::adaptive_avg_pool2d(x, 3, 2); });
+  check("adaptive_up", {2, 3, 2}, [](nn::Value x) { return nn::adaptive_avg_pool2d(x, 5, 4); });
+  check("adaptive_one", {3, 5, 7}, [](nn::Value x) { return nn::adaptive_avg_pool2d(x); });
+  nn::Graph graph({6, 7, 6});
+  const auto refused =
+      nn::Model::create(graph, nn::conv2d("c", graph.input(), {.out_channels = 9, .kernel = 3, .groups = 4}));
+  REQUIRE_FALSE(refused);
+  REQUIRE(refused.error().message.find("4 groups do not divide its 6 input and 9 output channels") !=
+          std::string::npos);
 }

@@ -90,6 +90,7 @@ TEST_CASE("gradients of Conv2d agree with central differences: stride, padding, 
   check({2, 7, 6}, [](Value x) {
     return nn::conv2d("c", x, {.out_channels = 3, .kernel = 3, .stride = 2, .padding = 1, .bias = false});
   });
+  check({4, 5, 6}, [](Value x) { return nn::conv2d("c", x, {.out_channels = 6, .groups = 2}); });
   check({17, 4, 4},
         [](Value x) { return nn::conv2d("c", x, {.out_channels = 4, .kernel = 1, .bias = false}); });
 }
@@ -104,7 +105,9 @@ TEST_CASE("gradients of pooling agree with central differences, where windows ov
         {.step = 1e-4});
   check({2, 6, 7}, [](Value x) { return nn::max_pool2d(x); });
   check({2, 6, 7}, [](Value x) { return nn::max_pool2d(nn::relu(x)); }, {.fuse = true});
-  check({3, 5, 4}, [](Value x) { return nn::global_avg_pool2d(x); });
+  check({3, 5, 4}, [](Value x) { return nn::adaptive_avg_pool2d(x); });
+  check({2, 5, 7}, [](Value x) { return nn::adaptive_avg_pool2d(x, 3, 2); });
+  check({2, 3, 2}, [](Value x) { return nn::adaptive_avg_pool2d(x, 5, 4); });
   check({2, 7, 6}, [](Value x) { return nn::avg_pool2d(x, {.kernel = 3, .stride = 2, .padding = 1}); });
 }
 

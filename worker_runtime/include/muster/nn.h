@@ -81,6 +81,7 @@ struct Conv2dOptions {
   int kernel = 3;
   int stride = 1;
   int padding = 0;
+  int groups = 1;  ///< must divide the channels of input and output
   bool bias = true;
   Init weight_init = {};  ///< empty: PyTorch's default
 };
@@ -101,8 +102,8 @@ struct Pool2dOptions {
 Value max_pool2d(Value x, const Pool2dOptions& options = {});
 /// The padding counts as zeros, as PyTorch's does.
 Value avg_pool2d(Value x, const Pool2dOptions& options = {});
-/// AdaptiveAvgPool2d(1): (channels, height, width) to (channels, 1, 1).
-Value global_avg_pool2d(Value x);
+/// (channels, height, width) to those sizes; 1x1: the mean of each channel.
+Value adaptive_avg_pool2d(Value x, int height = 1, int width = 1);
 Value flatten(Value x);
 /// In training each value is 0 with probability p, or divided by 1 - p. Model::manual_seed().
 Value dropout(Value x, float p = 0.5F);
@@ -265,6 +266,9 @@ class Model {
 
 /// Of the tutorial "Training with PyTorch": conv 5x5 1->6, pool, conv 5x5 6->16, pool, 256-120-84-10.
 [[nodiscard]] Model garment_classifier(const ModelOptions& options = {});
+/// LeCun's LeNet-5 with ReLU and max-pooling: conv 5x5 1->6 padded to 28x28, pool, conv 5x5 6->16, pool,
+/// 400-120-84-10.
+[[nodiscard]] Model lenet5(const ModelOptions& options = {});
 /// 784-512-512-10 with ReLU between, for (1, 28, 28) images. Parameter names fc1, fc2, fc3.
 [[nodiscard]] Model mlp(const ModelOptions& options = {});
 /// torchvision's ResNet-18, -34 and -50 with its names, for images of `input` (3, 224, 224 there).

@@ -23,17 +23,22 @@ class Conv2d final : public Operation {
       return fail(ErrorCode::kInvalidArgument,
                   "Conv2d expects one input (channels, height, width), it has " + to_text(inputs));
     const Shape& input = inputs[0];
+    if (o.groups < 1 || input[0] % o.groups != 0 || o.out_channels % o.groups != 0)
+      return fail(ErrorCode::kInvalidArgument, "Conv2d: " + std::to_string(o.groups) +
+                                                   " groups do not divide its " + std::to_string(input[0]) +
+                                                   " input and " + std::to_string(o.out_channels) +
+                                                   " output channels");
     if (input[1] + 2 * o.padding < o.kernel || input[2] + 2 * o.padding < o.kernel)
       return fail(ErrorCode::kInvalidArgument, "Conv2d: a kernel of " + std::to_string(o.kernel) +
                                                    " is larger than its input " + to_text(input));
-    shape_ = {1, input[0], input[1], input[2], o.out_channels, o.kernel, o.stride, o.padding};
+    shape_ = {1, input[0], input[1], input[2], o.out_channels, o.kernel, o.stride, o.padding, o.groups};
     return Shape{o.out_channels, shape_.out_height(), shape_.out_width()};
   }
   std::vector<ParameterSpec> parameters() const override {
     const std::int64_t k = options_.kernel;
-    const std::int64_t fan_in = shape_.in_channels * k * k;
+    const std::int64_t group_in = shape_.in_channels / shape_.groups, fan_in = group_in * k * k;
     std::vector<ParameterSpec> specs{{"weight",
-                                      {shape_.out_channels, shape_.in_channels, k, k},
+                                      {shape_.out_channels, group_in, k, k},
                                       options_.weight_init ? options_.weight_init : kaiming_uniform(fan_in)}};
     if (options_.bias) specs.push_back({"bias", {shape_.out_channels}, uniform_by_fan_in(fan_in)});
     return specs;
@@ -45,8 +50,8 @@ class Conv2d final : public Operation {
   bool backward_reads_y() const override { return false; }
   Autocast autocast() const override { return Autocast::kLower; }
   std::int64_t macs() const override {
-    return std::int64_t{shape_.out_height()} * shape_.out_width() * shape_.out_channels * shape_.in_channels *
-           shape_.kernel * shape_.kernel;
+    return std::int64_t{shape_.out_height()} * shape_.out_width() * shape_.out_channels *
+           (shape_.in_channels / shape_.groups) * shape_.kernel * shape_.kernel;
   }
   Result<std::unique_ptr<Prepared>> prepare(Device& device, int batch) const override {
     ConvShape shape = shape_;

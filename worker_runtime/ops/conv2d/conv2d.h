@@ -6,11 +6,11 @@
 
 namespace muster::nn {
 
-/// x (batch, in_channels, height, width), w (out_channels, in_channels, kernel, kernel), b (out_channels), y
-/// (batch, out_channels, out_height(), out_width()).
+/// x (batch, in_channels, height, width), w (out_channels, in_channels / groups, kernel, kernel), b
+/// (out_channels), y (batch, out_channels, out_height(), out_width()).
 struct ConvShape {
   int batch = 0, in_channels = 0, height = 0, width = 0, out_channels = 0, kernel = 0, stride = 1,
-      padding = 0;
+      padding = 0, groups = 1;
 
   [[nodiscard]] int out_height() const { return (height + 2 * padding - kernel) / stride + 1; }
   [[nodiscard]] int out_width() const { return (width + 2 * padding - kernel) / stride + 1; }

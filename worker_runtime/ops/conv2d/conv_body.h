@@ -14,6 +14,7 @@ namespace muster::nn::cuda {
 struct ConvArgs {
   int batch, in_channels, height, width;
   int out_channels, kernel, stride, padding;
+  int group_in, group_out;  // channels of a group
   int out_height, out_width;
 
   [[nodiscard]] MUSTER_HD std::int64_t num_inputs() const {
@@ -30,8 +31,18 @@ struct ConvArgs {
 
 /// Sizes of the output computed once, on the host.
 inline ConvArgs arguments_of(const ConvShape& s) {
-  return {s.batch,  s.in_channels, s.height,  s.width,        s.out_channels,
-          s.kernel, s.stride,      s.padding, s.out_height(), s.out_width()};
+  return {s.batch,
+          s.in_channels,
+          s.height,
+          s.width,
+          s.out_channels,
+          s.kernel,
+          s.stride,
+          s.padding,
+          s.in_channels / s.groups,
+          s.out_channels / s.groups,
+          s.out_height(),
+          s.out_width()};
 }
 
 inline Grid conv_forward_grid(const ConvArgs& a) {
@@ -55,10 +66,10 @@ MUSTER_HD void conv_forward_cell(const ConvArgs& a, const float* x, const float*
   const int o = static_cast<int>(plane - n * a.out_channels);
   const int row0 = pixel / a.out_width * a.stride - a.padding;
   const int column0 = pixel % a.out_width * a.stride - a.padding;
-  const float* filter = w + std::int64_t{o} * a.in_channels * kernel * kernel;
-  const float* image = x + n * a.in_channels * a.height * a.width;
+  const float* filter = w + std::int64_t{o} * a.group_in * kernel * kernel;
+  const float* image = x + (n * a.in_channels + o / a.group_out * a.group_in) * a.height * a.width;
   float sum = b[o];
-  for (int c = 0; c < a.in_channels; ++c, filter += kernel * kernel, image += a.height * a.width) {
+  for (int c = 0; c < a.group_in; ++c, filter += kernel * kernel, image += a.height * a.width) {
     MUSTER_UNROLL
     for (int p = 0; p < kernel; ++p) {
       const int row = row0 + p;
@@ -88,10 +99,11 @@ MUSTER_HD void conv_backward_data_cell(const ConvArgs& a, const float* w, const 
   // The outputs that saw this input at filter place (p, q) lie at ((row - p) / stride, (column - q) /
   // stride).
   const int row = pixel / a.width + a.padding, column = pixel % a.width + a.padding;
-  const float* filter = w + std::int64_t{c} * kernel * kernel;
-  const float* gradient = dy + n * a.out_channels * a.out_height * a.out_width;
+  const int first = c / a.group_in * a.group_out;  // the group's first output
+  const float* filter = w + (std::int64_t{first} * a.group_in + c % a.group_in) * kernel * kernel;
+  const float* gradient = dy + (n * a.out_channels + first) * a.out_height * a.out_width;
   float sum = 0.0F;
-  for (int o = 0; o < a.out_channels; ++o) {
+  for (int o = 0; o < a.group_out; ++o) {
     MUSTER_UNROLL
     for (int p = 0; p < kernel; ++p) {
       const int above = row - p;
@@ -104,7 +116,7 @@ MUSTER_HD void conv_backward_data_cell(const ConvArgs& a, const float* w, const 
                           sum);
       }
     }
-    filter += std::int64_t{a.in_channels} * kernel * kernel;
+    filter += std::int64_t{a.group_in} * kernel * kernel;
     gradient += a.out_height * a.out_width;
   }
   dx[i] = sum;
@@ -119,7 +131,7 @@ struct FilterSums {
 /// Blocks [0, filter_blocks) own kColumns elements of dw each; the out_channels blocks after them own db.
 template <int kColumns>
 MUSTER_HD unsigned filter_blocks(const ConvArgs& a) {
-  return static_cast<unsigned>(a.out_channels * a.in_channels * a.kernel * (a.kernel / kColumns));
+  return static_cast<unsigned>(a.out_channels * a.group_in * a.kernel * (a.kernel / kColumns));
 }
 template <int kColumns>
 inline Grid conv_backward_filter_grid(const ConvArgs& a) {
@@ -142,9 +154,9 @@ MUSTER_HD FilterSums<kColumns> conv_filter_partial(const ConvArgs& a, const floa
   rest /= static_cast<unsigned>(groups);
   const int filter_row = static_cast<int>(rest % static_cast<unsigned>(a.kernel));
   rest /= static_cast<unsigned>(a.kernel);
-  const int c = static_cast<int>(rest % static_cast<unsigned>(a.in_channels));
+  const int c = static_cast<int>(rest % static_cast<unsigned>(a.group_in));
   const int o = is_bias ? static_cast<int>(cell.block_x - filter_blocks<kColumns>(a))
-                        : static_cast<int>(rest / static_cast<unsigned>(a.in_channels));
+                        : static_cast<int>(rest / static_cast<unsigned>(a.group_in));
   for (std::int64_t position = cell.thread; position < a.num_positions(); position += block) {
     const std::int64_t n = position / pixels;
     const int pixel = static_cast<int>(position - n * pixels);
@@ -156,7 +168,8 @@ MUSTER_HD FilterSums<kColumns> conv_filter_partial(const ConvArgs& a, const floa
     const int row = pixel / a.out_width * a.stride + filter_row - a.padding;
     const int column0 = pixel % a.out_width * a.stride + first_column - a.padding;
     if (row < 0 || row >= a.height) continue;
-    const float* line = x + ((n * a.in_channels + c) * a.height + row) * a.width;
+    const float* line =
+        x + ((n * a.in_channels + o / a.group_out * a.group_in + c) * a.height + row) * a.width;
     MUSTER_UNROLL
     for (int q = 0; q < kColumns; ++q) {
       const int column = column0 + q;
@@ -166,7 +179,7 @@ MUSTER_HD FilterSums<kColumns> conv_filter_partial(const ConvArgs& a, const floa
   return sums;
 }
 
-/// Writes the block's q-th sum to its place. dw is (out_channels, in_channels, kernel, kernel): a block's
+/// Writes the block's q-th sum to its place. dw is (out_channels, group_in, kernel, kernel): a block's
 /// number is the offset of its elements divided by kColumns.
 template <int kColumns>
 MUSTER_HD void conv_filter_store(const ConvArgs& a, unsigned block_x, int q, float sum, float* dw,

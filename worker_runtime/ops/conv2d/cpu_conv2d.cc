@@ -14,7 +14,7 @@ namespace {
 // 6->16 5x5 on 12x12, batch 64: 620 / 1012;  3->16 3x3 on 34x34, batch 16: 664 / 1424 (its dx of few channels
 // is slow); 32->32 3x3 on 18x18, batch 16: 2391 / 2178;  16->32 5x5 on 14x14, batch 16: 1987 / 1160.
 bool direct_is_faster(const ConvShape& shape) {
-  return direct_conv_supports(shape) && shape.in_channels < 16;
+  return direct_conv_supports(shape) && shape.in_channels < 16 && shape.groups == 1;
 }
 
 struct DirectConv final : PreparedConv2d {
@@ -54,9 +54,12 @@ Result<void> check_shape(const ConvShape& s) {
   if (std::int64_t{s.height} + 2 * std::int64_t{s.padding} < s.kernel ||
       std::int64_t{s.width} + 2 * std::int64_t{s.padding} < s.kernel)
     return fail(ErrorCode::kInvalidArgument, describe(s) + ": the kernel is larger than the padded image");
+  if (s.groups < 1 || s.in_channels % s.groups != 0 || s.out_channels % s.groups != 0)
+    return fail(ErrorCode::kInvalidArgument,
+                describe(s) + ": " + std::to_string(s.groups) + " groups do not divide its channels");
   if (!fits_int(std::int64_t{s.batch} * s.in_channels, s.height, s.width) ||
       !fits_int(std::int64_t{s.batch} * s.out_channels, s.out_height(), s.out_width()) ||
-      !fits_int(std::int64_t{s.in_channels} * s.out_channels, s.kernel, s.kernel))
+      !fits_int(std::int64_t{s.in_channels} / s.groups * s.out_channels, s.kernel, s.kernel))
     return fail(ErrorCode::kUnsupported,
                 describe(s) + ": a tensor would exceed 2^31 elements; use a smaller batch");
   return {};

@@ -160,7 +160,8 @@ Result<DnnDescriptor> first_plan(const CudaDnn& dnn, const DnnDescriptor& graph,
 Result<DnnDescriptor> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan::Pass pass,
                                 std::vector<DnnDescriptor>& parts) {
   MUSTER_TRY(DnnDescriptor x, tensor(dnn, kX, {s.batch, s.in_channels, s.height, s.width}));
-  MUSTER_TRY(DnnDescriptor w, tensor(dnn, kW, {s.out_channels, s.in_channels, s.kernel, s.kernel}));
+  MUSTER_TRY(DnnDescriptor w,
+             tensor(dnn, kW, {s.out_channels, s.in_channels / s.groups, s.kernel, s.kernel}));
   MUSTER_TRY(DnnDescriptor y, tensor(dnn, kY, {s.batch, s.out_channels, s.out_height(), s.out_width()}));
   MUSTER_TRY(DnnDescriptor conv, convolution(dnn, s));
   const OperationNames names = names_of(pass);

@@ -61,7 +61,9 @@ memory::desc any(const memory::dims& dims) {
 struct DnnlConv final : PreparedConv2d {
   explicit DnnlConv(const ConvShape& s)
       : x_dims{s.batch, s.in_channels, s.height, s.width},
-        w_dims{s.out_channels, s.in_channels, s.kernel, s.kernel},
+        w_dims(s.groups == 1 ? memory::dims{s.out_channels, s.in_channels, s.kernel, s.kernel}
+                             : memory::dims{s.groups, s.out_channels / s.groups, s.in_channels / s.groups,
+                                            s.kernel, s.kernel}),
         b_dims{s.out_channels},
         y_dims{s.batch, s.out_channels, s.out_height(), s.out_width()},
         strides{s.stride, s.stride},
@@ -96,7 +98,8 @@ struct DnnlConv final : PreparedConv2d {
     return {engine, plain(x_dims, memory::format_tag::nchw), wanted, is_result};
   }
   Operand w(const memory::desc& wanted, bool is_result) {
-    return {engine, plain(w_dims, memory::format_tag::oihw), wanted, is_result};
+    return {engine, plain(w_dims, w_dims.size() == 4 ? memory::format_tag::oihw : memory::format_tag::goihw),
+            wanted, is_result};
   }
   Operand b(const memory::desc& wanted, bool is_result) {
     return {engine, plain(b_dims, memory::format_tag::x), wanted, is_result};

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+
+#include "worker_runtime/ops/pool2d_shape.h"
+#include "worker_runtime/ops/portable.h"
+
+namespace muster::nn {
+
+/// Windows along one dimension: `size` values to `outputs` means. kernel 0: adaptive, each output has the
+/// values from floor(o size / outputs) to ceil((o + 1) size / outputs), as torch's.
+struct AvgWindows {
+  int size, outputs, kernel, stride, padding;
+
+  [[nodiscard]] MUSTER_HD int begin(int o) const {
+    if (kernel == 0) return static_cast<int>(std::int64_t{o} * size / outputs);
+    return o * stride < padding ? 0 : o * stride - padding;
+  }
+  [[nodiscard]] MUSTER_HD int end(int o) const {
+    if (kernel == 0) return static_cast<int>((std::int64_t{o + 1} * size + outputs - 1) / outputs);
+    const int end = o * stride - padding + kernel;
+    return end < size ? end : size;
+  }
+  /// The first output whose window has value i; the others follow, up to the first that begins behind it.
+  [[nodiscard]] MUSTER_HD int first(int i) const {
+    if (kernel == 0) return static_cast<int>(std::int64_t{i} * outputs / size);
+    return i + padding < kernel ? 0 : (i + padding - kernel) / stride + 1;
+  }
+  /// What a sum is divided by: the padding counts.
+  [[nodiscard]] MUSTER_HD int count(int o) const { return kernel == 0 ? end(o) - begin(o) : kernel; }
+};
+
+struct AvgPoolSizes {
+  int planes;
+  AvgWindows rows, columns;
+};
+
+/// Output o of all planes.
+MUSTER_HD void avg_pool_element(const AvgPoolSizes& s, const float* x, float* y, std::int64_t o) {
+  const std::int64_t row_of_all = o / s.columns.outputs;
+  const int column = static_cast<int>(o - row_of_all * s.columns.outputs);
+  const std::int64_t plane = row_of_all / s.rows.outputs;
+  const int row = static_cast<int>(row_of_all - plane * s.rows.outputs);
+  float sum = 0;
+  for (int i = s.rows.begin(row); i < s.rows.end(row); ++i)
+    for (int j = s.columns.begin(column); j < s.columns.end(column); ++j)
+      sum += x[(plane * s.rows.size + i) * s.columns.size + j];
+  y[o] = sum / static_cast<float>(s.rows.count(row) * s.columns.count(column));
+}
+
+/// The gradient of input i of all planes: the sum over its windows, in their order.
+MUSTER_HD void avg_pool_gradient(const AvgPoolSizes& s, const float* dy, float* dx, std::int64_t i) {
+  const std::int64_t row_of_all = i / s.columns.size;
+  const int column = static_cast<int>(i - row_of_all * s.columns.size);
+  const std::int64_t plane = row_of_all / s.rows.size;
+  const int row = static_cast<int>(row_of_all - plane * s.rows.size);
+  float sum = 0;
+  for (int a = s.rows.first(row); a < s.rows.outputs && s.rows.begin(a) <= row; ++a)
+    for (int b = s.columns.first(column); b < s.columns.outputs && s.columns.begin(b) <= column; ++b)
+      sum += dy[(plane * s.rows.outputs + a) * s.columns.outputs + b] /
+             static_cast<float>(s.rows.count(a) * s.columns.count(b));
+  dx[i] = sum;
+}
+
+namespace cuda {
+int avg_pool_forward(const AvgPoolSizes& sizes, const float* x, float* y, void* stream);
+int avg_pool_backward(const AvgPoolSizes& sizes, const float* dy, float* dx, void* stream);
+}  // namespace cuda
+
+}  // namespace muster::nn
