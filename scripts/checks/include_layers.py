@@ -108,7 +108,7 @@ _PURE_FORBIDDEN = re.compile(
 PURE = re.compile(
     r"rendezvous/(store|protocol|coordinator)/(?!auth|job_secrets)|rendezvous/base/(env_contract|slurm_step|hostlist)|launcher/(job|text)/|"
     r"launcher/hardware/(placement|device_choice)\w*\.|launcher/report/job_report|"
-    r"worker_runtime/training/(bucket_plan|sampler)\w*\.(h|cc)$")
+    r"worker_runtime/training/sampler\w*\.(h|cc)$")
 
 
 def folder_of(name):

@@ -65,6 +65,12 @@ def test_a_project_with_find_package_gathers_under_the_installed_launcher(instal
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3: sum 6" for rank in range(3)]
 
 
+def test_a_program_averages_its_own_gradients_without_a_model(installed, run):
+    done = run(installed / "prefix/bin/muster", "--standalone", "--nproc-per-node=3", installed / "build/embed_gradients")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3: y = 2.000 x -1.000" for rank in range(3)]
+
+
 def test_an_operation_and_a_loss_of_a_program_s_own_train_data_parallel(installed, run):
     done = run(installed / "prefix/bin/muster", "--standalone", "--nproc-per-node=2", installed / "build/embed_own_parts")
     assert done.returncode == 0, done.stderr

@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A thread per element; a step's sums of squares in a fixed order.
 #include "worker_runtime/ops/elementwise.cuh"
+#include "worker_runtime/ops/warp.cuh"
 #include "worker_runtime/optim/update.h"
 
 namespace muster::optim::cuda {
 namespace {
 
-/// The sum of a block of kSums threads, for its first; the same order on each run.
-__device__ double block_sum(double value) {
-  __shared__ double warps[kSums / 32];
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffU, value, offset);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  double total = 0;
-  for (const double warp : warps) total += warp;
-  return total;
-}
+using nn::cuda::block_sum;
 
 __global__ void squares_kernel(const float* grads, std::int64_t count, double* sums) {
   double sum = 0;

@@ -4,35 +4,21 @@
 #include <cmath>
 #include <cstddef>
 
+#include <muster/rng.h>
+
 namespace muster::preflight {
 namespace {
 
-/// splitmix64: the same numbers with every library.
-class Numbers {
- public:
-  explicit Numbers(std::uint64_t seed) : state_(seed) {}
-  /// 0 to `below` - 1.
-  std::int64_t next(std::uint64_t below) {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return static_cast<std::int64_t>((z ^ (z >> 31)) % below);
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-std::vector<float> small_integers(std::size_t count, Numbers& numbers) {
+std::vector<float> small_integers(std::size_t count, Generator& numbers) {
   std::vector<float> out(count);
-  for (float& each : out) each = static_cast<float>(numbers.next(5) - 2);
+  for (float& each : out) each = static_cast<float>(numbers.next32() % 5) - 2;
   return out;
 }
 
 }  // namespace
 
 ExactProduct make_exact_product(int n, std::uint64_t seed) {
-  Numbers numbers(seed);
+  Generator numbers(seed);
   const auto size = static_cast<std::size_t>(n);
   ExactProduct out;
   out.n = n;
@@ -45,12 +31,12 @@ ExactProduct make_exact_product(int n, std::uint64_t seed) {
 int count_wrong_rows(const ExactProduct& product, const std::vector<float>& y, std::uint64_t seed) {
   const auto n = static_cast<std::size_t>(product.n);
   if (y.size() != n * n) return product.n;
-  Numbers numbers(seed);
+  Generator numbers(seed);
   std::vector<std::int64_t> r(n);
   std::vector<std::int64_t> w_r(n);  // W' r
   std::int64_t b_r = 0;
   for (std::size_t out = 0; out < n; ++out) {
-    r[out] = 1 + numbers.next(1000);
+    r[out] = 1 + numbers.next32() % 1000;
     b_r += static_cast<std::int64_t>(product.b[out]) * r[out];
     const float* row = product.w.data() + out * n;
     for (std::size_t in = 0; in < n; ++in) w_r[in] += static_cast<std::int64_t>(row[in]) * r[out];

@@ -12,6 +12,13 @@
 
 namespace muster {
 
+/// "6x1x5x5".
+[[nodiscard]] inline std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text;
+  for (const std::int64_t dim : shape) text += (text.empty() ? "" : "x") + std::to_string(dim);
+  return text.empty() ? "scalar" : text;
+}
+
 /// A larger file is no model's.
 inline constexpr std::size_t kMaxModelFileBytes = std::size_t{64} << 30;
 

@@ -8,18 +8,12 @@
 
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/cast/cast.h"
-#include "worker_runtime/training/bucket_plan.h"
+#include "worker_runtime/training/arena_tensors.h"
 #include "worker_runtime/training/host_collectives.h"
 #include "worker_runtime/training/logical_shards.h"
 
 namespace muster {
 namespace {
-
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text;
-  for (const std::int64_t dim : shape) text += (text.empty() ? "" : "x") + std::to_string(dim);
-  return text;
-}
 
 /// The parameters as one line each, "conv1.weight 6x1x5x5\n": what the ranks compare.
 std::string describe_parameters(const nn::Model& model) {
@@ -98,8 +92,12 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
     MUSTER_TRY(ddp->shards_, LogicalShards::create(model, group, options.logical_shards));
   }
   model.set_shards(group.rank() * ddp->shards_per_rank(), ddp->shards_per_rank());
-  ddp->buckets_ = plan_buckets(model.parameters(), model.arena_elements(), options);
-  ddp->outstanding_.reserve(ddp->buckets_.size());
+  std::vector<std::size_t> offsets;
+  for (const nn::Parameter& parameter : model.parameters()) offsets.push_back(parameter.offset);
+  MUSTER_TRY(
+      ddp->reducer_,
+      GradientReducer::create(group, model.grads(), model.arena_elements(), offsets,
+                              {options.first_bucket_bytes, options.bucket_bytes, options.compress}, compute));
   MUSTER_OK(ddp->broadcast_buffers());
   return ddp;
 }
@@ -117,14 +115,6 @@ void DistributedDataParallel::begin_step() {
 }
 
 Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
-  auto done = try_backward(plan);
-  // What was started must not meet the next backward(): a step whose capture failed is called again.
-  if (!done) outstanding_.clear();
-  return done;
-}
-
-Result<void> DistributedDataParallel::try_backward(const nn::Plan& plan) {
-  std::size_t next = 0;
   enter("backward");
   if (shards_ != nullptr) {
     if (!sync_)
@@ -132,16 +122,19 @@ Result<void> DistributedDataParallel::try_backward(const nn::Plan& plan) {
     plan.backward();
     return shards_->add();
   }
+  const std::vector<nn::Parameter>& parameters = model_->parameters();
+  std::size_t complete = model_->arena_elements();  // the gradients from here on
+  std::size_t next = parameters.size();
   for (int operation = plan.last_operation(); operation >= plan.first_operation(); --operation) {
     plan.backward_operation(operation);
     if (!sync_) continue;
-    for (; next < buckets_.size() && buckets_[next].ready_operation >= operation; ++next)
-      MUSTER_OK(bucket_ready(next));
+    while (next > 0 && parameters[next - 1].operation >= operation) --next;
+    if (next < parameters.size()) MUSTER_OK(ready(parameters[next].offset, complete));
   }
   if (!sync_) return accumulate_locally();
-  for (; next < buckets_.size(); ++next)
-    MUSTER_OK(bucket_ready(next));  // of operations the loss does not reach
-  MUSTER_OK(wait_for_outstanding());
+  MUSTER_OK(ready(0, complete));  // of operations the loss does not reach, too
+  enter("all_reduce");
+  MUSTER_OK(reducer_->wait());
   if (has_accumulated_) {
     model_->compute()->zero(accumulated_, model_->arena_bytes());
     has_accumulated_ = false;
@@ -149,34 +142,11 @@ Result<void> DistributedDataParallel::try_backward(const nn::Plan& plan) {
   return {};
 }
 
-Result<void> DistributedDataParallel::bucket_ready(std::size_t index) {
-  const Bucket& bucket = buckets_[index];
-  float* const gradients = model_->grads() + bucket.offset;
-  if (has_accumulated_) add(gradients, accumulated_ + bucket.offset, bucket.count);
-  if (group_->world_size() == 1) return {};
-  const Buffer buffer{gradients, bucket.count, DType::kFloat32};
-  const bool last = index + 1 == buckets_.size();
-  if (last && group_->device() == DeviceType::kCpu) {
-    // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back,
-    // which at 178 KB of gradients costs more than the reduction.
-    MUSTER_OK(wait_for_outstanding());
-    enter("all_reduce");
-    return group_->all_reduce(buffer, ReduceOp::kAvg);
-  }
-  MUSTER_TRY(std::unique_ptr<Work> work, group_->start_all_reduce(buffer, ReduceOp::kAvg));
-  outstanding_.push_back(std::move(work));
-  return {};
-}
-
-Result<void> DistributedDataParallel::wait_for_outstanding() {
-  Result<void> result;
-  if (!outstanding_.empty()) enter("all_reduce");
-  for (const auto& work : outstanding_) {
-    auto done = work->wait();
-    if (!done && result) result = std::move(done);
-  }
-  outstanding_.clear();
-  return result;
+Result<void> DistributedDataParallel::ready(std::size_t offset, std::size_t& complete) {
+  if (offset == complete) return {};
+  if (has_accumulated_) add(model_->grads() + offset, accumulated_ + offset, complete - offset);
+  complete = offset;
+  return reducer_->ready(offset);
 }
 
 Result<void> DistributedDataParallel::accumulate_locally() {

@@ -10,12 +10,6 @@
 namespace muster {
 namespace {
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text;
-  for (const std::int64_t dim : shape) text += (text.empty() ? "" : "x") + std::to_string(dim);
-  return text.empty() ? "scalar" : text;
-}
-
 Result<void> load(std::string_view bytes, nn::Model& model) {
   MUSTER_TRY(const safetensors::FileView file, safetensors::parse(bytes));
   MUSTER_TRY(const std::vector<float> params, read_arena(file, model.parameters(), model.arena_elements()));

@@ -36,10 +36,10 @@ Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
 }  // namespace
 
 /// A batch through the model: what training and evaluation share.
-class Trainer::Impl {
+class GraphTrainer final : public Trainer {
  public:
-  Impl(DistributedDataParallel& ddp, Optimizer& optimizer, const DeviceDataset& train,
-       const TrainerOptions& options)
+  GraphTrainer(DistributedDataParallel& ddp, Optimizer& optimizer, const DeviceDataset& train,
+               const TrainerOptions& options)
       : ddp_(&ddp),
         model_(&ddp.model()),
         device_(ddp.model().compute().get()),
@@ -50,9 +50,7 @@ class Trainer::Impl {
         loss_(options.loss != nullptr ? options.loss : std::make_shared<const CrossEntropy>()) {
     ddp.report_to(&progress_);
   }
-  ~Impl() { ddp_->report_to(nullptr); }
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
+  ~GraphTrainer() override { ddp_->report_to(nullptr); }
 
   Result<void> allocate() {
     MUSTER_TRY(void* const train_totals, device_->allocate(sizeof(LossTotals)));
@@ -63,7 +61,7 @@ class Trainer::Impl {
     return prepare_capture();
   }
 
-  Result<void> begin_epoch(std::span<const std::int32_t> indices) {
+  Result<void> begin_epoch(std::span<const std::int32_t> indices) override {
     for (const std::int32_t index : indices)
       if (index < 0 || index >= train_.size)
         return fail(
@@ -82,11 +80,11 @@ class Trainer::Impl {
     return {};
   }
 
-  std::int64_t steps_in_epoch() const {
+  std::int64_t steps_in_epoch() const override {
     return (epoch_size_ / shards() + options_.batch_size - 1) / options_.batch_size;
   }
 
-  Result<void> step() {
+  Result<void> step() override {
     MUSTER_CHECK(position_ < epoch_size_, "step() after the end of the epoch");
     const auto rows = static_cast<int>(
         std::min<std::int64_t>(options_.batch_size, (epoch_size_ - position_) / shards()));  // of a shard
@@ -111,9 +109,9 @@ class Trainer::Impl {
     return device_->status();  // the kernels return nothing: a launch that failed shows here
   }
 
-  Result<Metrics> take_metrics() { return collect(train_totals_); }
+  Result<Metrics> take_metrics() override { return collect(train_totals_); }
 
-  Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size) {
+  Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size) override {
     MUSTER_OK(check_fits(*model_, dataset));
     if (batch_size < 1) return fail(ErrorCode::kInvalidArgument, "evaluation with a batch size below 1");
     const ProcessGroup& group = ddp_->group();
@@ -131,10 +129,10 @@ class Trainer::Impl {
     return collect(test_totals_);
   }
 
-  std::uint64_t num_replays() const { return steps_ == nullptr ? 0 : steps_->num_replays(); }
-  Optimizer& optimizer() { return *optimizer_; }
-  nn::Model& model() { return *model_; }
-  Progress& progress() { return progress_; }
+  std::uint64_t num_replays() const override { return steps_ == nullptr ? 0 : steps_->num_replays(); }
+  Optimizer& optimizer() override { return *optimizer_; }
+  nn::Model& model() override { return *model_; }
+  Progress& progress() override { return progress_; }
 
  private:
   /// Device memory for sample indices; grows to the largest list it was asked to hold.
@@ -290,39 +288,9 @@ Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, O
   if (!(options.stddev > 0))
     return fail(ErrorCode::kInvalidArgument, "the standard deviation must be positive");
   MUSTER_OK(check_fits(ddp.model(), train));
-  auto impl = std::make_unique<Impl>(ddp, optimizer, train, options);
-  MUSTER_OK(impl->allocate());
-  return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
-}
-
-Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Trainer::~Trainer() = default;
-Result<void> Trainer::begin_epoch(std::span<const std::int32_t> indices) {
-  return impl_->begin_epoch(indices);
-}
-std::int64_t Trainer::steps_in_epoch() const {
-  return impl_->steps_in_epoch();
-}
-Result<void> Trainer::step() {
-  return impl_->step();
-}
-std::uint64_t Trainer::num_replays() const {
-  return impl_->num_replays();
-}
-Result<Metrics> Trainer::take_metrics() {
-  return impl_->take_metrics();
-}
-Result<Metrics> Trainer::evaluate(const DeviceDataset& dataset, int batch_size) {
-  return impl_->evaluate(dataset, batch_size);
-}
-Optimizer& Trainer::optimizer() {
-  return impl_->optimizer();
-}
-nn::Model& Trainer::model() {
-  return impl_->model();
-}
-Progress& Trainer::progress() {
-  return impl_->progress();
+  auto made = std::make_unique<GraphTrainer>(ddp, optimizer, train, options);
+  MUSTER_OK(made->allocate());
+  return made;
 }
 
 }  // namespace muster

@@ -296,6 +296,46 @@ Result<NormStep> norm_step(ProcessGroup& group, bool synchronized, int first, in
 
 }  // namespace
 
+TEST_CASE(
+    "gradients that are sent in half precision are the mean within its rounding, the same bits on each "
+    "rank") {
+  constexpr std::size_t kCount = 5000;
+  const auto own = [](int rank, std::size_t i) {
+    return std::sin(static_cast<float>(i) * 0.7F + static_cast<float>(rank));
+  };
+  for (const Backend backend : {Backend::kShm, Backend::kTcp})
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      INFO((backend == Backend::kShm ? "shm" : "tcp") << ", sent as " << to_string(dtype));
+      const test::TemporaryDirectory dir;
+      const std::vector<int> statuses = fork_ranks(3, [&](int rank) {
+        const auto context = join(dir, rank, 3, backend);
+        if (!context) return 2;
+        std::vector<float> gradients(kCount);
+        for (std::size_t i = 0; i < kCount; ++i) gradients[i] = own(rank, i);
+        const std::vector<std::size_t> offsets{0, 700, 4000};
+        const auto reducer = GradientReducer::create(*context->group, gradients.data(), kCount, offsets,
+                                                     {1, 1, dtype}, *make_compute(DeviceType::kCpu));
+        if (!reducer || !(*reducer)->ready(700) || !(*reducer)->wait()) return 3;
+        // Each share is rounded, and each of two sums: half a unit in the last place of values below 1.
+        const float tolerance = dtype == DType::kFloat32    ? 1e-6F
+                                : dtype == DType::kBFloat16 ? 4 * 0x1p-9F
+                                                            : 4 * 0x1p-12F;
+        for (std::size_t i = 0; i < kCount; ++i)
+          if (std::abs(gradients[i] - (own(0, i) + own(1, i) + own(2, i)) / 3) > tolerance) return 4;
+        std::vector<float> all(3 * kCount);
+        if (!context->group->all_gather({gradients.data(), kCount, DType::kFloat32},
+                                        {all.data(), 3 * kCount, DType::kFloat32}))
+          return 5;
+        const bool rounded = std::any_of(gradients.begin(), gradients.end(), [](float v) {
+          return (std::bit_cast<std::uint32_t>(v) & 0xfffU) != 0;
+        });
+        if (rounded != (dtype == DType::kFloat32)) return 6;
+        return std::equal(gradients.begin(), gradients.end(), all.begin()) ? 0 : 7;
+      });
+      REQUIRE(statuses == std::vector<int>(3));
+    }
+}
+
 TEST_CASE("SyncBatchNorm over ranks with batches of several sizes is BatchNorm over the joined batch") {
   constexpr std::array<int, 4> kFirst{0, 2, 5, 9};  // 2, 3 and 4 samples
   const auto single = make_single_group();

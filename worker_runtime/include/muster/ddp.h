@@ -2,10 +2,9 @@
 // DistributedDataParallel: the same model on every rank, gradients averaged over ranks while backward still
 // runs. All ranks construct it with the same model, and call backward() equally often. Works with CPU kernels
 // and a CPU group as with CUDA kernels and an NCCL group. The order in which gradients become ready is known
-// from the plan, so buckets are fixed at construction and never rebuilt; they are ranges of the gradient
-// arena, reduced in place. Used by the model's thread. After a group error the object is broken: every later
-// backward() returns an error. Source: torch.nn.parallel.DistributedDataParallel
-// (torch/csrc/distributed/c10d/reducer.cpp).
+// from the plan, so a GradientReducer's buckets are fixed at construction and never rebuilt. Used by the
+// model's thread. After a group error the object is broken: every later backward() returns an error. Source:
+// torch.nn.parallel.DistributedDataParallel (torch/csrc/distributed/c10d/reducer.cpp).
 #pragma once
 
 #include <cstddef>
@@ -13,29 +12,19 @@
 #include <utility>
 #include <vector>
 
+#include <muster/gradient_reducer.h>
 #include <muster/nn.h>
-#include <muster/process_group.h>
 #include <muster/progress.h>
 #include <muster/result.h>
 
 namespace muster {
 struct DdpOptions {
-  std::size_t first_bucket_bytes = std::size_t{1} << 20;  ///< small, so that the first reduction starts early
-  std::size_t bucket_bytes = std::size_t{25} << 20;       ///< PyTorch's bucket_cap_mb
+  std::size_t first_bucket_bytes = ReducerOptions{}.first_bucket_bytes;
+  std::size_t bucket_bytes = ReducerOptions{}.bucket_bytes;
+  DType compress = DType::kFloat32;  ///< ReducerOptions::compress
   /// The same bits on any number of ranks that divides it: so many shards of each batch are summed by one
   /// tree. A power of two; 0: none, gradients are reduced in buckets. SamplerOptions has its counterpart.
   int logical_shards = 0;
-};
-
-/// A contiguous range of the gradient arena that is reduced at once.
-struct Bucket {
-  std::size_t first_parameter = 0;  // indices into Model::parameters()
-  std::size_t num_parameters = 0;
-  std::size_t offset = 0;   // elements
-  std::size_t count = 0;    // elements, gaps included
-  int ready_operation = 0;  // after backward of this operation every gradient in it is there
-
-  friend bool operator==(const Bucket&, const Bucket&) = default;
 };
 
 class LogicalShards;
@@ -88,15 +77,14 @@ class DistributedDataParallel {
   void report_to(Progress* progress) { progress_ = progress; }
 
   /// In the order in which they are reduced.
-  [[nodiscard]] const std::vector<Bucket>& buckets() const { return buckets_; }
+  [[nodiscard]] const std::vector<Bucket>& buckets() const { return reducer_->buckets(); }
   [[nodiscard]] ProcessGroup& group() const { return *group_; }
   [[nodiscard]] nn::Model& model() const { return *model_; }
 
  private:
   DistributedDataParallel(nn::Model& model, ProcessGroup& group);
-  [[nodiscard]] Result<void> try_backward(const nn::Plan& plan);
-  [[nodiscard]] Result<void> bucket_ready(std::size_t index);
-  [[nodiscard]] Result<void> wait_for_outstanding();
+  /// Gradients from `offset` to `complete`, which becomes `offset`, are there.
+  [[nodiscard]] Result<void> ready(std::size_t offset, std::size_t& complete);
   [[nodiscard]] Result<void> accumulate_locally();
   void add(float* into, const float* from, std::size_t count);
   void enter(Progress::Phase phase) {
@@ -105,9 +93,8 @@ class DistributedDataParallel {
 
   nn::Model* model_;
   ProcessGroup* group_;
-  std::vector<Bucket> buckets_;
+  std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<LogicalShards> shards_;
-  std::vector<std::unique_ptr<Work>> outstanding_;  // started, in order; empty between steps
   Progress* progress_ = nullptr;
   bool sync_ = true;
   bool has_accumulated_ = false;

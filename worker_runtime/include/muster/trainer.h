@@ -52,37 +52,35 @@ class Trainer {
                                                                Optimizer& optimizer,
                                                                const DeviceDataset& train,
                                                                const TrainerOptions& options);
-  ~Trainer();
+  virtual ~Trainer() = default;
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
   /// The samples of this rank's coming steps; uploaded at once. The last step takes what is left over.
-  [[nodiscard]] Result<void> begin_epoch(std::span<const std::int32_t> indices);
-  [[nodiscard]] std::int64_t steps_in_epoch() const;
+  [[nodiscard]] virtual Result<void> begin_epoch(std::span<const std::int32_t> indices) = 0;
+  [[nodiscard]] virtual std::int64_t steps_in_epoch() const = 0;
 
   /// One optimizer step on the next batch of the epoch.
-  [[nodiscard]] Result<void> step();
+  [[nodiscard]] virtual Result<void> step() = 0;
 
   /// Steps that were replays of a captured one; 0 on the CPU.
-  [[nodiscard]] std::uint64_t num_replays() const;
+  [[nodiscard]] virtual std::uint64_t num_replays() const = 0;
 
   /// Of the steps since the last call, over all ranks. A collective; waits for the device.
-  [[nodiscard]] Result<Metrics> take_metrics();
+  [[nodiscard]] virtual Result<Metrics> take_metrics() = 0;
 
   /// Over a whole data set, each sample once, divided over the ranks. A collective.
-  [[nodiscard]] Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size = 100);
+  [[nodiscard]] virtual Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size = 100) = 0;
 
-  [[nodiscard]] Optimizer& optimizer();
-  [[nodiscard]] nn::Model& model();
+  [[nodiscard]] virtual Optimizer& optimizer() = 0;
+  [[nodiscard]] virtual nn::Model& model() = 0;
 
   /// Where the trainer tells the launcher its epoch (which it counts from 1), step and phase. A program that
   /// resumes says its own epoch after begin_epoch(), and pause() before what may take long.
-  [[nodiscard]] Progress& progress();
+  [[nodiscard]] virtual Progress& progress() = 0;
 
- private:
-  class Impl;
-  explicit Trainer(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+ protected:
+  Trainer() = default;
 };
 
 }  // namespace muster

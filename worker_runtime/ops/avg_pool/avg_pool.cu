@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/avg_pool/avg_pool.h"
-#include "worker_runtime/ops/block_sum.cuh"
 #include "worker_runtime/ops/elementwise.cuh"
+#include "worker_runtime/ops/warp.cuh"
 
 namespace muster::nn::cuda {
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A block per channel: two passes over the channel for the statistics, one to normalise; likewise backward.
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
-#include "worker_runtime/ops/block_sum.cuh"
 #include "worker_runtime/ops/elementwise.cuh"
+#include "worker_runtime/ops/warp.cuh"
 
 namespace muster::nn::cuda {
 namespace {

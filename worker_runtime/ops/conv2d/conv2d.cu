@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/ops/conv2d/conv_launch.h"
+#include "worker_runtime/ops/conv2d/conv_body.h"
 #include "worker_runtime/ops/elementwise.cuh"
 #include "worker_runtime/ops/warp.cuh"
 

@@ -191,4 +191,15 @@ MUSTER_HD void conv_filter_store(const ConvArgs& a, unsigned block_x, int q, flo
     db[block_x - filters] = sum;
 }
 
+// The launches: each enqueues on the stream and returns the launch's error (cudaError_t); conv2d.cu.
+[[nodiscard]] int launch_conv_forward(const ConvArgs& args, const float* x, const float* w, const float* b,
+                                      float* y, void* stream);
+[[nodiscard]] int launch_conv_backward_data(const ConvArgs& args, const float* w, const float* dy, float* dx,
+                                            void* stream);
+/// dw and db in one launch; with dw == nullptr only db.
+[[nodiscard]] int launch_conv_backward_filter(const ConvArgs& args, const float* x, const float* dy,
+                                              float* dw, float* db, void* stream);
+/// y (batch, channels, pixels) += b (channels).
+[[nodiscard]] int launch_add_bias(const ConvArgs& args, float* y, const float* b, void* stream);
+
 }  // namespace muster::nn::cuda

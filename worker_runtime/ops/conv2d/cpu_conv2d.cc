@@ -4,8 +4,7 @@
 #include <string>
 
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/conv2d/direct_conv.h"
-#include "worker_runtime/ops/conv2d/dnnl_conv.h"
+#include "worker_runtime/ops/conv2d/conv2d.h"
 
 namespace muster::nn {
 namespace {

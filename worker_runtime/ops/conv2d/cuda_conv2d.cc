@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "worker_runtime/device/cuda/cuda_device.h"
-#include "worker_runtime/ops/conv2d/conv_launch.h"
+#include "worker_runtime/ops/conv2d/conv_body.h"
 #ifdef MUSTER_HAS_CUDNN
 #include "worker_runtime/ops/conv2d/dnn_conv_plan.h"
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/ops/conv2d/direct_conv.h"
+#include "worker_runtime/ops/conv2d/conv2d.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker_runtime/ops/conv2d/direct_conv_backward.cc"

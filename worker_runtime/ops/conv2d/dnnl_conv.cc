@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/ops/conv2d/dnnl_conv.h"
-
 #include <dlfcn.h>
 #include <string>
 #include <utility>
@@ -10,6 +8,7 @@
 
 #include <muster/check.h>
 
+#include "worker_runtime/ops/conv2d/conv2d.h"
 #include "worker_runtime/ops/one_thread.h"
 
 namespace muster::nn {

@@ -52,7 +52,7 @@ namespace muster::nn {
 
 HWY_EXPORT(gather);
 
-void gather_normalize(Device& device, const GatherArgs& args) {
+void gather_normalize([[maybe_unused]] Device& device, const GatherArgs& args) {
 #ifdef MUSTER_HAS_CUDA
   if (void* const stream = device.stream(); stream != nullptr)
     return device.report_cuda(cuda::gather_normalize(args, stream), "gather_normalize");

@@ -9,7 +9,7 @@
 #include <muster/check.h>
 
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/linear/linear_vector.h"
+#include "worker_runtime/ops/linear/linear.h"
 #include "worker_runtime/ops/one_thread.h"
 
 namespace muster::nn {

@@ -26,6 +26,16 @@ struct PreparedLinear : Prepared {
                         float* db, bool relu, void* workspace) = 0;
 };
 
+// With vectors: dot products along the weights' rows forward, register-blocked matrix products backward. Same
+// bits on each run.
+void linear_vector_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
+                           bool relu);
+/// The first part of backward: dy is masked if `relu`, db is its sum over the batch.
+void linear_vector_output_gradient(const LinearShape& shape, const float* y, float* dy, float* db, bool relu);
+/// The products of backward: dw, and dx unless it is nullptr.
+void linear_vector_backward(const LinearShape& shape, const float* x, const float* w, const float* dy,
+                            float* dx, float* dw);
+
 namespace cuda {  // cuda_linear.cc
 [[nodiscard]] std::unique_ptr<PreparedLinear> prepare_linear(Device& device, const LinearShape& shape);
 }

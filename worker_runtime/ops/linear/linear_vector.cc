@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/ops/linear/linear_vector.h"
+#include "worker_runtime/ops/linear/linear.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker_runtime/ops/linear/linear_vector.cc"

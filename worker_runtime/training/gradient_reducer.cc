@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <string>
+
+#include <muster/gradient_reducer.h>
+#include <muster/operation.h>
+
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cast/cast.h"
+
+namespace muster {
+
+std::vector<Bucket> plan_buckets(std::span<const std::size_t> offsets, std::size_t elements,
+                                 const ReducerOptions& options) {
+  std::vector<Bucket> buckets;
+  std::size_t end = elements;  // of the bucket being filled
+  for (std::size_t i = offsets.size(); i-- > 0;) {
+    const std::size_t limit = buckets.empty() ? options.first_bucket_bytes : options.bucket_bytes;
+    if ((end - offsets[i]) * sizeof(float) < limit && i != 0) continue;
+    buckets.push_back({offsets[i], end - offsets[i]});
+    end = offsets[i];
+  }
+  return buckets;
+}
+
+namespace {
+
+class BucketReducer final : public GradientReducer {
+ public:
+  BucketReducer(ProcessGroup& group, float* gradients, std::vector<Bucket> buckets)
+      : group_(&group), gradients_(gradients), buckets_(std::move(buckets)) {
+    outstanding_.reserve(buckets_.size());
+  }
+
+  Result<void> compress(DType dtype, std::size_t elements, const Compute& compute) {
+    compute_ = compute;
+    dtype_ = dtype;
+    MUSTER_TRY(void* const memory, group_->allocate(elements * size_of(dtype)));
+    sent_ = static_cast<std::uint8_t*>(memory);
+    nn::Frame frame;
+    frame.device = compute.get();
+    frame.stream = compute->stream();
+    const float share = 1.0F / static_cast<float>(group_->world_size());
+    for (const Bucket& bucket : buckets_) {
+      float* const own = gradients_ + bucket.offset;
+      void* const sent = sent_ + bucket.offset * size_of(dtype);
+      const auto count = static_cast<std::int64_t>(bucket.count);
+      casts_.push_back({frame,
+                        {own, sent, DType::kFloat32, dtype, DType::kFloat32, false, share, count},
+                        {sent, own, dtype, DType::kFloat32, DType::kFloat32, false, 1, count}});
+    }
+    return {};
+  }
+
+  Result<void> ready(std::size_t offset) override { return or_reset(start(offset)); }
+  Result<void> wait() override { return or_reset(finish()); }
+  const std::vector<Bucket>& buckets() const override { return buckets_; }
+
+ private:
+  struct Casts {
+    nn::Frame frame;
+    Cast to, back;
+  };
+
+  Result<void> start(std::size_t offset) {
+    if (group_->world_size() == 1) return {};
+    for (; next_ < buckets_.size() && buckets_[next_].offset >= offset; ++next_) {
+      // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back,
+      // which at 178 KB of gradients costs more than the reduction.
+      if (next_ + 1 == buckets_.size() && group_->device() == DeviceType::kCpu) return {};
+      MUSTER_TRY(auto work, group_->start_all_reduce(to_send(), op()));
+      outstanding_.push_back(std::move(work));
+    }
+    return {};
+  }
+
+  Result<void> finish() {
+    MUSTER_OK(start(0));
+    Result<void> result;
+    for (const auto& work : outstanding_)
+      if (auto done = work->wait(); !done && result) result = std::move(done);
+    MUSTER_OK(result);
+    if (group_->world_size() > 1 && next_ < buckets_.size()) MUSTER_OK(group_->all_reduce(to_send(), op()));
+    for (const Casts& casts : casts_)
+      compute_->enqueue(
+          [](const void* work) {
+            const auto& c = *static_cast<const Casts*>(work);
+            nn::cast(c.frame, c.back);
+          },
+          &casts);
+    reset();
+    return {};
+  }
+
+  /// What was started must not meet the next step: one whose capture failed is called again.
+  Result<void> or_reset(Result<void> done) {
+    if (!done) reset();
+    return done;
+  }
+
+  ReduceOp op() const { return casts_.empty() ? ReduceOp::kAvg : ReduceOp::kSum; }
+  /// The next bucket as it is sent.
+  Buffer to_send() {
+    const Bucket& bucket = buckets_[next_];
+    if (casts_.empty()) return {gradients_ + bucket.offset, bucket.count, DType::kFloat32};
+    compute_->enqueue(
+        [](const void* work) {
+          const auto& c = *static_cast<const Casts*>(work);
+          nn::cast(c.frame, c.to);
+        },
+        &casts_[next_]);
+    return {sent_ + bucket.offset * size_of(dtype_), bucket.count, dtype_};
+  }
+  void reset() {
+    outstanding_.clear();
+    next_ = 0;
+  }
+
+  ProcessGroup* group_;
+  float* gradients_;
+  std::vector<Bucket> buckets_;
+  std::size_t next_ = 0;                            // bucket to start
+  std::vector<std::unique_ptr<Work>> outstanding_;  // started, in order; empty between steps
+  Compute compute_;
+  DType dtype_ = DType::kFloat32;
+  std::uint8_t* sent_ = nullptr;
+  std::vector<Casts> casts_;  // per bucket; none without compress
+};
+
+}  // namespace
+
+Result<std::unique_ptr<GradientReducer>> GradientReducer::create(ProcessGroup& group, float* gradients,
+                                                                 std::size_t elements,
+                                                                 std::span<const std::size_t> offsets,
+                                                                 const ReducerOptions& options,
+                                                                 const Compute& compute) {
+  const auto wrong = [](const std::string& what) {
+    return fail(ErrorCode::kInvalidArgument, "gradient reducer: " + what);
+  };
+  if (gradients == nullptr || offsets.empty() || offsets.front() != 0 ||
+      !std::is_sorted(offsets.begin(), offsets.end()) || offsets.back() >= elements)
+    return wrong("tensors begin at ascending offsets, the first at 0, within " + std::to_string(elements) +
+                 " elements");
+  const bool halves = options.compress == DType::kBFloat16 || options.compress == DType::kFloat16;
+  if (!halves && options.compress != DType::kFloat32)
+    return wrong("compressed to " + std::string(to_string(options.compress)) + "; it sends F32, BF16 or F16");
+  auto made = std::make_unique<BucketReducer>(group, gradients, plan_buckets(offsets, elements, options));
+  if (halves && group.world_size() > 1) {
+    if (compute == nullptr || compute->type() != group.device())
+      return wrong("compress needs the device that the group reduces on");
+    MUSTER_OK(made->compress(options.compress, elements, compute));
+  }
+  return made;
+}
+
+}  // namespace muster
