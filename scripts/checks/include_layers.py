@@ -92,10 +92,10 @@ LIBRARIES = [
      "CLI11 takes 2.4 s to compile and 0.3 ms of each start: one .cc per binary, and none of muster's"),
     ("CUDA", r"(cuda|cublas|cudnn|cooperative_groups|cub/|thrust/|mma\.h|nvToolsExt)",
      r"worker_runtime/device/cuda/|worker_runtime/device/compute\.cc$|worker_runtime/ops/[\w/]*(cuda_|plan)\w+\.(h|cc)$|worker_runtime/(ops|optim)/[\w/]+\.cuh?$|"
-     r"worker_runtime/groups/nccl|tests/(unit/cuda|gpu|bench)/",
+     r"worker_runtime/groups/nccl/|tests/(unit/cuda|gpu|bench)/",
      "CUDA is found, never required: its headers stay in the device files"),
-    ("NCCL", r"nccl", r"worker_runtime/groups/nccl|tests/(unit/cuda|gpu|bench)/",
-     "NCCL is loaded at run time by worker_runtime/groups/nccl*"),
+    ("NCCL", r"nccl", r"worker_runtime/groups/nccl/|tests/(unit/cuda|gpu|bench)/",
+     "NCCL is loaded at run time by worker_runtime/groups/nccl"),
     ("hwloc", r"hwloc", r"launcher/hardware/|tests/", "hwloc is the launcher's library"),
     ("oneDNN", r"(dnnl|oneapi/)", r"worker_runtime/ops/|tests/", "oneDNN computes operations on the CPU"),
 ]

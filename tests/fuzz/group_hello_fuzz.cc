@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "tests/fuzz/random_pieces.h"
-#include "worker_runtime/groups/tcp_hello.h"
+#include "worker_runtime/groups/tcp/tcp_hello.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 
 #include "rendezvous/base/unique_fd.h"
 #include "tests/fuzz/random_pieces.h"
-#include "worker_runtime/groups/tcp_mesh.h"
+#include "worker_runtime/groups/tcp/tcp_mesh.h"
 
 namespace {
 

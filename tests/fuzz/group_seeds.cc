@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "rendezvous/base/unique_fd.h"
-#include "worker_runtime/groups/tcp_hello.h"
-#include "worker_runtime/groups/tcp_mesh.h"
+#include "worker_runtime/groups/tcp/tcp_hello.h"
+#include "worker_runtime/groups/tcp/tcp_mesh.h"
 
 namespace {
 

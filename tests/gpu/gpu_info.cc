@@ -8,7 +8,7 @@
 
 #include "tests/support/gpu.h"
 #include "worker_runtime/device/cuda/cuda_blas.h"
-#include "worker_runtime/groups/nccl_api.h"
+#include "worker_runtime/groups/nccl/nccl_api.h"
 #ifdef MUSTER_HAS_CUDNN
 #include "worker_runtime/device/cuda/cuda_dnn.h"
 #endif

@@ -23,7 +23,7 @@
 #include "tests/support/ranks.h"
 #include "tests/support/temporary_directory.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/groups/nccl_group.h"
+#include "worker_runtime/groups/nccl/nccl_group.h"
 
 namespace muster::testing {
 

@@ -6,7 +6,7 @@
 #include "tests/gpu/nccl_ranks.h"
 #include "tests/gpu/tiny_training.h"
 #include "worker_runtime/device/step_graph.h"
-#include "worker_runtime/groups/nccl_group.h"
+#include "worker_runtime/groups/nccl/nccl_group.h"
 
 using namespace muster;
 using namespace muster::testing;

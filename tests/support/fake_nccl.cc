@@ -39,7 +39,7 @@
 #include <vector>
 
 #include "tests/support/host_device.h"
-#include "worker_runtime/groups/nccl_abi.h"
+#include "worker_runtime/groups/nccl/nccl_abi.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "worker_runtime/groups/nccl_device.h"
+#include "worker_runtime/groups/nccl/nccl_device.h"
 
 namespace muster::testing {
 

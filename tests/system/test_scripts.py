@@ -32,7 +32,7 @@ def test_an_include_that_points_up_is_refused_with_its_reason(name, kind, target
 @pytest.mark.parametrize("name, kind, target, resolved", [
     ("rendezvous/server/server.cc", "<", "boost/asio.hpp", None),
     ("launcher/job/worker_env.cc", '"', "rendezvous/base/env_contract.h", "rendezvous/base/env_contract.h"),
-    ("worker_runtime/groups/nccl_group.cc", "<", "nccl.h", None),
+    ("worker_runtime/groups/nccl/nccl_group.cc", "<", "nccl.h", None),
     ("worker_runtime/training/ddp.cc", '"', "worker_runtime/core/rng.h", "worker_runtime/core/rng.h"),
     ("tests/unit/launcher/job_test.cc", '"', "launcher/job/job.h", "launcher/job/job.h"),
 ])

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "worker_runtime/groups/reduce_kernels.h"
+#include "worker_runtime/groups/base/reduce_kernels.h"
 
 namespace muster::groups {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "worker_runtime/groups/cpu_group.h"
+#include "worker_runtime/groups/base/cpu_group.h"
 
 namespace muster::groups {
 

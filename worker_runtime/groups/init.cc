@@ -14,11 +14,11 @@
 #include "rendezvous/base/env_contract.h"
 #include "worker_runtime/core/placement.h"
 #include "worker_runtime/core/runtime_page_map.h"
-#include "worker_runtime/groups/host_id.h"
+#include "worker_runtime/groups/base/host_id.h"
+#include "worker_runtime/groups/base/text_exchange.h"
 #include "worker_runtime/groups/make_cpu_group.h"
 #include "worker_runtime/groups/meeting.h"
-#include "worker_runtime/groups/nccl_group.h"
-#include "worker_runtime/groups/text_exchange.h"
+#include "worker_runtime/groups/nccl/nccl_group.h"
 
 namespace muster {
 namespace {

@@ -6,10 +6,10 @@
 
 #include <fmt/format.h>
 
+#include "worker_runtime/groups/base/host_id.h"
 #include "worker_runtime/groups/hierarchical_group.h"
-#include "worker_runtime/groups/host_id.h"
-#include "worker_runtime/groups/shm_group.h"
-#include "worker_runtime/groups/tcp_group.h"
+#include "worker_runtime/groups/shm/shm_group.h"
+#include "worker_runtime/groups/tcp/tcp_group.h"
 
 namespace muster::groups {
 namespace {

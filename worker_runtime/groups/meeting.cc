@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "worker_runtime/groups/collective.h"
+#include "worker_runtime/groups/base/collective.h"
 
 namespace muster::groups {
 namespace {

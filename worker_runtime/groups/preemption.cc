@@ -16,7 +16,7 @@
 #include <muster/prefix_store.h>
 
 #include "rendezvous/base/syscall.h"
-#include "worker_runtime/groups/collective.h"
+#include "worker_runtime/groups/base/collective.h"
 
 namespace muster {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The NCCL group's whole path between real processes: the fake NCCL (tests/support/fake_nccl.cc) on host
 // streams.
-#include "worker_runtime/groups/nccl_group.h"
+#include "worker_runtime/groups/nccl/nccl_group.h"
 
 #include <atomic>
 #include <csignal>

@@ -16,7 +16,7 @@
 #include "tests/support/host_device.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temporary_directory.h"
-#include "worker_runtime/groups/nccl_group.h"
+#include "worker_runtime/groups/nccl/nccl_group.h"
 
 using namespace muster;
 using namespace muster::testing;

@@ -2,7 +2,7 @@
 // The GPU group of one rank, on a host stream.
 #include "tests/support/catch.h"
 #include "tests/support/host_device.h"
-#include "worker_runtime/groups/nccl_group.h"
+#include "worker_runtime/groups/nccl/nccl_group.h"
 
 using namespace muster;
 using namespace muster::testing;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/groups/nccl_lifecycle.h"
+#include "worker_runtime/groups/nccl/nccl_lifecycle.h"
 
 #include "tests/support/catch.h"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/groups/collective.h"
+#include "worker_runtime/groups/base/collective.h"
 
 #include <numeric>
 #include <thread>
 
 #include "tests/support/catch.h"
-#include "worker_runtime/groups/comm_queue.h"
-#include "worker_runtime/groups/host_id.h"
-#include "worker_runtime/groups/tcp_connect.h"
+#include "worker_runtime/groups/base/comm_queue.h"
+#include "worker_runtime/groups/base/host_id.h"
+#include "worker_runtime/groups/tcp/tcp_connect.h"
 
 using namespace muster;
 using namespace muster::groups;

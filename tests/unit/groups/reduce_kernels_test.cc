@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The vector reduction against scalar loops, on every instruction set of this machine.
-#include "worker_runtime/groups/reduce_kernels.h"
+#include "worker_runtime/groups/base/reduce_kernels.h"
 
 #include <cmath>
 #include <cstring>

@@ -9,7 +9,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/group_ops.h"
 #include "tests/support/seed.h"
-#include "worker_runtime/groups/shm_group.h"
+#include "worker_runtime/groups/shm/shm_group.h"
 
 using namespace muster;
 using namespace muster::groups;

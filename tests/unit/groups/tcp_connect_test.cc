@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two members of a tcp group find each other over loopback.
-#include "worker_runtime/groups/tcp_connect.h"
+#include "worker_runtime/groups/tcp/tcp_connect.h"
 
 #include <future>
 #include <string>
@@ -8,7 +8,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/raw_client.h"
-#include "worker_runtime/groups/tcp_hello.h"
+#include "worker_runtime/groups/tcp/tcp_hello.h"
 
 using namespace muster;
 using namespace muster::groups;

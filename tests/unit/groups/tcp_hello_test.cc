@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/groups/tcp_hello.h"
+#include "worker_runtime/groups/tcp/tcp_hello.h"
 
 #include <algorithm>
 

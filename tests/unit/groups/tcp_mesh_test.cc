@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two meshes at the ends of a socket pair: what run() reports when an end goes, and who can end it.
-#include "worker_runtime/groups/tcp_mesh.h"
+#include "worker_runtime/groups/tcp/tcp_mesh.h"
 
 #include <sys/socket.h>
 #include <thread>

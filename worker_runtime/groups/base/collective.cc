@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/groups/base/collective.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace muster::groups {
+namespace {
+
+constexpr std::size_t kCacheLine = 64;
+
+std::string_view name_of(OpKind kind) {
+  switch (kind) {
+    case OpKind::kBarrier:
+      return "barrier";
+    case OpKind::kAllReduce:
+      return "all_reduce";
+    case OpKind::kBroadcast:
+      return "broadcast";
+    case OpKind::kAllGather:
+      return "all_gather";
+    case OpKind::kReduceScatter:
+      return "reduce_scatter";
+    case OpKind::kAllocate:
+      return "allocate";
+  }
+  return "unknown operation";
+}
+
+std::string_view name_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kAvg:
+      return "avg";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kMax:
+      return "max";
+    case ReduceOp::kProduct:
+      return "product";
+  }
+  return "unknown reduction";
+}
+
+bool is_float(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 ||
+         dtype == DType::kBFloat16;
+}
+
+Result<void> check_reduction(std::string_view what, DType dtype, ReduceOp op) {
+  if (dtype == DType::kUInt8)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} of U8: reductions take float types, I32 and I64", what));
+  if (op == ReduceOp::kAvg && !is_float(dtype))
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} of {} with avg: averages take float types; use sum and divide", what,
+                            to_string(dtype)));
+  return {};
+}
+
+Result<void> check_memory(std::string_view what, const void* data, std::size_t count) {
+  if (data == nullptr && count != 0)
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} of {} elements at a null pointer", what, count));
+  return {};
+}
+
+}  // namespace
+
+std::string describe(const OpDescriptor& d) {
+  switch (d.kind) {
+    case OpKind::kBarrier:
+      return "barrier()";
+    case OpKind::kAllocate:
+      return fmt::format("allocate({} bytes)", d.count);
+    case OpKind::kBroadcast:
+      return fmt::format("broadcast({} x {}, root {})", to_string(d.dtype), d.count, d.root);
+    case OpKind::kAllGather:
+      return fmt::format("all_gather({} x {})", to_string(d.dtype), d.count);
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter:
+      break;
+  }
+  return fmt::format("{}({} x {}, {})", name_of(d.kind), to_string(d.dtype), d.count, name_of(d.reduce));
+}
+
+std::optional<std::string> find_mismatch(std::span<const OpDescriptor> descriptors,
+                                         std::span<const int> ranks) {
+  for (std::size_t i = 1; i < descriptors.size(); ++i) {
+    if (descriptors[i] == descriptors[0]) continue;
+    return fmt::format(
+        "ranks disagree on operation #{}: rank {} called {}, rank {} called {}{}; every rank must call the "
+        "same "
+        "operations in the same order",
+        descriptors[0].sequence, ranks[0], describe(descriptors[0]), ranks[i], describe(descriptors[i]),
+        descriptors[i].sequence == descriptors[0].sequence
+            ? ""
+            : fmt::format(" as its #{}", descriptors[i].sequence));
+  }
+  return std::nullopt;
+}
+
+Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op) {
+  MUSTER_OK(check_reduction("all_reduce", buffer.dtype, op));
+  MUSTER_OK(check_memory("all_reduce", buffer.data, buffer.count));
+  return OpDescriptor{.count = buffer.count, .kind = OpKind::kAllReduce, .dtype = buffer.dtype, .reduce = op};
+}
+
+Result<OpDescriptor> describe_broadcast(const Buffer& buffer, int root, int world_size) {
+  MUSTER_OK(check_memory("broadcast", buffer.data, buffer.count));
+  if (root < 0 || root >= world_size)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("broadcast from rank {}: the group's ranks are 0 to {}", root, world_size - 1));
+  return OpDescriptor{.count = buffer.count, .kind = OpKind::kBroadcast, .dtype = buffer.dtype, .root = root};
+}
+
+Result<OpDescriptor> describe_all_gather(const ConstBuffer& input, const Buffer& output, int world_size) {
+  MUSTER_OK(check_memory("all_gather", input.data, input.count));
+  MUSTER_OK(check_memory("all_gather", output.data, output.count));
+  if (output.count != input.count * static_cast<std::size_t>(world_size) || output.dtype != input.dtype)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("all_gather of {} x {} over {} ranks needs an output of {}, not {} x {}",
+                            to_string(input.dtype), input.count, world_size,
+                            input.count * static_cast<std::size_t>(world_size), to_string(output.dtype),
+                            output.count));
+  return OpDescriptor{.count = input.count, .kind = OpKind::kAllGather, .dtype = input.dtype};
+}
+
+Result<OpDescriptor> describe_reduce_scatter(const ConstBuffer& input, const Buffer& output, ReduceOp op,
+                                             int world_size) {
+  MUSTER_OK(check_reduction("reduce_scatter", input.dtype, op));
+  MUSTER_OK(check_memory("reduce_scatter", input.data, input.count));
+  MUSTER_OK(check_memory("reduce_scatter", output.data, output.count));
+  if (input.count != output.count * static_cast<std::size_t>(world_size) || output.dtype != input.dtype)
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("reduce_scatter of {} x {} over {} ranks cannot give {} x {}: the input must be {} times "
+                    "the output",
+                    to_string(input.dtype), input.count, world_size, to_string(output.dtype), output.count,
+                    world_size));
+  return OpDescriptor{
+      .count = input.count, .kind = OpKind::kReduceScatter, .dtype = input.dtype, .reduce = op};
+}
+
+Slice slice_of(std::size_t count, std::size_t element_bytes, int index, int parts) {
+  const std::size_t line = std::max<std::size_t>(kCacheLine / element_bytes, 1);
+  const std::size_t even = (count + static_cast<std::size_t>(parts) - 1) / static_cast<std::size_t>(parts);
+  const std::size_t part = (even + line - 1) / line * line;
+  const std::size_t begin = std::min(static_cast<std::size_t>(index) * part, count);
+  return {begin, std::min(begin + part, count)};
+}
+
+std::string rank_list(std::span<const int> ranks) {
+  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    out += (i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ") + std::to_string(ranks[i]);
+  return out;
+}
+
+}  // namespace muster::groups

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// CpuGroup: what every CPU process group shares: arguments are checked before anything is sent, the first
+// error sticks and is told to the others, started operations and direct calls run in the order of the calls,
+// each with a deadline. Derived groups implement run_*(): one collective, called by one thread at a time.
+// Owned by the user of the group. A derived class' destructor calls stop() first, because the comm thread
+// runs its run_all_reduce().
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <muster/process_group.h>
+
+#include "rendezvous/base/clock.h"
+#include "worker_runtime/core/collective_record.h"
+#include "worker_runtime/groups/base/collective.h"
+#include "worker_runtime/groups/base/comm_queue.h"
+#include "worker_runtime/groups/base/group_failure.h"
+
+namespace muster::groups {
+
+/// How one collective waits.
+struct OpContext {
+  OpDescriptor descriptor;
+  Instant deadline;
+  bool may_spin = true;  // false beside a computation on the same cores
+};
+
+class CpuGroup : public ProcessGroup {
+ public:
+  [[nodiscard]] int rank() const final { return rank_; }
+  [[nodiscard]] int world_size() const final { return world_size_; }
+
+  [[nodiscard]] Result<void> all_reduce(Buffer buffer, ReduceOp op) final;
+  [[nodiscard]] Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer, ReduceOp op) final;
+  [[nodiscard]] Result<void> broadcast(Buffer buffer, int root) final;
+  [[nodiscard]] Result<void> all_gather(ConstBuffer input, Buffer output) final;
+  [[nodiscard]] Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) final;
+  [[nodiscard]] Result<void> barrier() final;
+  [[nodiscard]] Result<void*> allocate(std::size_t size_bytes) final;
+
+  /// Breaks the group with this error, here and, as far as they can be told, at the other ranks. Thread-safe.
+  void abort(Error error);
+
+  /// Before the first collective: where it tells what it is in. Of a group within another one: nowhere.
+  void record_in(CollectiveRecord record) { record_ = std::move(record); }
+
+ protected:
+  CpuGroup(int rank, int world_size, Millis timeout);
+
+  /// No started operation runs after this.
+  void stop();
+
+  virtual Result<void> run_all_reduce(const OpContext& context, Buffer buffer) = 0;
+  virtual Result<void> run_broadcast(const OpContext& context, Buffer buffer) = 0;
+  virtual Result<void> run_all_gather(const OpContext& context, ConstBuffer input, Buffer output) = 0;
+  virtual Result<void> run_reduce_scatter(const OpContext& context, ConstBuffer input, Buffer output) = 0;
+  virtual Result<void> run_barrier(const OpContext& context) = 0;
+  /// Zeroed, 64-byte aligned; `size_bytes` is a positive multiple of 64. Private memory unless a group knows
+  /// better.
+  virtual Result<void*> run_allocate(const OpContext& context, std::size_t size_bytes);
+  /// Tells the others; must not block, may come from any thread, may come again.
+  virtual void tell_failure(const Error& error) = 0;
+
+  [[nodiscard]] Millis timeout() const { return timeout_; }
+
+ private:
+  struct FreeBlock {
+    void operator()(void* block) const;
+  };
+
+  /// Runs one collective after everything that was started, keeping and telling its failure.
+  template <class Run>
+  auto run_now(OpDescriptor descriptor, Run run) -> decltype(run(OpContext{}));
+  OpContext next_context(OpDescriptor descriptor);
+  void begin(OpContext& context);
+  template <class T>
+  Result<T> settle(const OpContext& context, Result<T> result);
+
+  const int rank_;
+  const int world_size_;
+  const Millis timeout_;
+  std::uint64_t sequence_ = 0;  // of the next call; touched by the calling thread only
+  GroupFailure failure_;
+  CollectiveRecord record_;  // told by who runs an operation, one at a time
+  std::vector<std::unique_ptr<void, FreeBlock>> blocks_;
+  CommQueue queue_;
+};
+
+}  // namespace muster::groups
