@@ -7,8 +7,11 @@ import statistics
 
 import measure
 
-# (batch size per rank, ranks, our steps, PyTorch's steps): about two seconds of each
-CASES = [(4, 1, 12000, 1600), (4, 2, 12000, 600), (64, 1, 2000, 400), (256, 1, 600, 150)]
+# (batch size per rank, ranks, our steps, PyTorch's steps, options of both): about two seconds of each
+CASES = [(4, 1, 12000, 1600, []), (4, 2, 12000, 600, []), (64, 1, 2000, 400, []), (256, 1, 600, 150, []),
+         (64, 1, 10, 10, ["--resnet18", "--warm-up=2"])]
+# What the same bits on any number of ranks cost: 16 samples of each of two ranks, in one batch or in four shards.
+SHARDS = {"plain": ["--batch-size=16"], "shards": ["--batch-size=4", "--shards=8"]}
 
 
 def main(arguments):
@@ -24,24 +27,33 @@ def main(arguments):
     print(measure.machine())
 
     rows, version = [], ""
-    for batch, ranks, our_steps, their_steps in CASES:
+    for batch, ranks, our_steps, their_steps, flags in CASES:
         launch = [muster, "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
         rates = {"muster": [], "torch": []}
         for _ in range(options.rounds):
             for side, command, env, steps in (("muster", [ours], ours_env, our_steps),
                                               ("torch", [python, theirs], torch_env, their_steps)):
-                line = measure.json_line([*launch, *command, f"--batch-size={batch}", f"--steps={steps}"], env=env)
+                line = measure.json_line([*launch, *command, f"--batch-size={batch}", f"--steps={steps}", *flags], env=env)
                 rates[side].append(line["steps"] / line["seconds"])
                 version = line["version"] if side == "torch" else version
         ratio = measure.paired_ratio(rates["muster"], rates["torch"])
-        rows.append({"batch_size": batch, "ranks": ranks, "muster": measure.summary(rates["muster"]),
+        rows.append({"model": "resnet18" if flags else "garment", "batch_size": batch, "ranks": ranks, "muster": measure.summary(rates["muster"]),
                      "torch": measure.summary(rates["torch"]), "ratio": ratio})
-        print(f"\nbatch {batch} per rank, {ranks} rank{'s' if ranks > 1 else ''}")
+        print(f"\n{rows[-1]['model']}, batch {batch} per rank, {ranks} rank{'s' if ranks > 1 else ''}")
         for side, label in (("muster", "muster"), ("torch", version)):
             s, images = rows[-1][side], statistics.median(rates[side]) * batch * ranks
             print(f"{label:18}{s['median']:10.0f} it/s  (min {s['min']:.0f}, max {s['max']:.0f}, {s['runs']} runs)"
                   f"{images:12.0f} images/s")
         print(f"{'ratio':18}{ratio['of_medians']:10.1f}x      (pairs: {ratio['min']:.1f} to {ratio['max']:.1f})", flush=True)
+    rates = {"plain": [], "shards": []}
+    for _ in range(options.rounds):
+        for side, flags in SHARDS.items():
+            line = measure.json_line([muster, "--standalone", "--nproc-per-node=2", "--no-python", ours, "--steps=4000", *flags], env=ours_env)
+            rates[side].append(line["steps"] / line["seconds"])
+    shards = {side: measure.summary(values) for side, values in rates.items()}
+    shards["ratio"] = measure.paired_ratio(rates["shards"], rates["plain"])
+    print(f"\n8 logical shards on 2 ranks: {shards['shards']['median']:.0f} it/s, without {shards['plain']['median']:.0f}: "
+          f"{shards['ratio']['of_medians']:.2f}x      (pairs: {shards['ratio']['min']:.2f} to {shards['ratio']['max']:.2f})")
     if options.save:
-        measure.save("train", {"unit": "steps per second of each rank", "torch": version, "cases": rows})
+        measure.save("train", {"unit": "steps per second of each rank", "torch": version, "cases": rows, "logical_shards": shards})
     return 0

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our side of `scripts/bench train`: a fixed number of training steps of the main job (sampler, gather,
-// forward, backward with the gradients' reduction, SGD) on data in memory, start-up excluded. Rank 0 prints
-// one line of JSON. The PyTorch side, train_torch.py, takes the same arguments and does the same steps.
+// forward, backward with the gradients' reduction, SGD) on data in memory, or of ResNet-18 on made-up images
+// of 3x32x32, start-up excluded. Rank 0 prints one line of JSON. The PyTorch side, train_torch.py, takes the
+// same arguments and does the same steps.
 #include <charconv>
 #include <chrono>
 #include <cstdio>
@@ -21,6 +22,8 @@ struct Settings {
   int batch_size = 4;
   int steps = 2000;
   int warm_up = 100;
+  int logical_shards = 0;
+  bool resnet18 = false;
   std::string data = muster::kFashionMnistDirectory;
 };
 
@@ -33,15 +36,19 @@ Result<Settings> parse(std::span<char*> arguments) {
     int* const number = name == "--batch-size" ? &settings.batch_size
                         : name == "--steps"    ? &settings.steps
                         : name == "--warm-up"  ? &settings.warm_up
+                        : name == "--shards"   ? &settings.logical_shards
                                                : nullptr;
-    if (name == "--data") {
+    if (argument == "--resnet18") {
+      settings.resnet18 = true;
+    } else if (name == "--data") {
       settings.data = value;
     } else if (number == nullptr ||
                std::from_chars(value.data(), value.data() + value.size(), *number).ec != std::errc() ||
                *number <= 0) {
       return muster::fail(
           muster::ErrorCode::kInvalidArgument,
-          std::string(argument) + ": expected --batch-size=N, --steps=N, --warm-up=N or --data=DIR");
+          std::string(argument) +
+              ": expected --batch-size=N, --steps=N, --warm-up=N, --shards=N, --resnet18 or --data=DIR");
     }
   }
   return settings;
@@ -50,8 +57,9 @@ Result<Settings> parse(std::span<char*> arguments) {
 /// Steps over the epochs of a sampler, whole batches only.
 class Steps {
  public:
-  Steps(muster::Trainer& trainer, muster::DistributedSampler sampler, int batch_size)
-      : trainer_(&trainer), sampler_(std::move(sampler)), batch_size_(static_cast<std::size_t>(batch_size)) {}
+  /// `step_size`: samples of a step on this rank.
+  Steps(muster::Trainer& trainer, muster::DistributedSampler sampler, int step_size)
+      : trainer_(&trainer), sampler_(std::move(sampler)), batch_size_(static_cast<std::size_t>(step_size)) {}
 
   Result<void> run(int count) {
     for (int i = 0; i < count; ++i) {
@@ -74,24 +82,44 @@ class Steps {
   std::size_t left_ = 0;  // steps in this epoch
 };
 
+muster::ImageDataset made_up() {
+  muster::ImageDataset images{3, 32, 32, 10, {}, {}};
+  muster::Generator generator(1);
+  images.images.resize(std::size_t{2048} * 3 * 32 * 32);
+  for (auto& pixel : images.images) pixel = static_cast<std::uint8_t>(generator.next32());
+  for (int i = 0; i < 2048; ++i) images.labels.push_back(static_cast<std::uint8_t>(generator.next32() % 10));
+  return images;
+}
+
 Result<void> measure(const Settings& settings) {
   MUSTER_TRY(const auto context, muster::init());
   MUSTER_TRY(const auto compute, muster::make_compute(muster::DeviceType::kCpu));
-  MUSTER_TRY(const auto images, muster::load_fashion_mnist(settings.data, muster::Split::kTrain));
+  muster::ImageDataset images;
+  if (settings.resnet18) {
+    images = made_up();
+  } else {
+    MUSTER_TRY(images, muster::load_fashion_mnist(settings.data, muster::Split::kTrain));
+  }
   MUSTER_TRY(const auto dataset, muster::DeviceDataset::upload(compute, images));
-  auto model = muster::nn::garment_classifier();
+  MUSTER_TRY(auto model, settings.resnet18 ? muster::nn::resnet(18, {3, 32, 32}, 10)
+                                           : Result<muster::nn::Model>(muster::nn::garment_classifier()));
   muster::Generator generator(0);
   model.initialize(generator);
-  MUSTER_TRY(const auto ddp, muster::DistributedDataParallel::create(model, compute, *context.group));
+  MUSTER_TRY(const auto ddp,
+             muster::DistributedDataParallel::create(model, compute, *context.group,
+                                                     {.logical_shards = settings.logical_shards}));
   muster::TrainerOptions options;
   options.batch_size = settings.batch_size;
   MUSTER_TRY(const auto sgd, muster::Sgd::create(model, {}));
   MUSTER_TRY(const auto trainer, muster::Trainer::create(*ddp, *sgd, dataset, options));
-  MUSTER_TRY(auto sampler,
-             muster::DistributedSampler::create(
-                 {.num_samples = images.size(), .rank = context.rank, .world_size = context.world_size}));
+  MUSTER_TRY(auto sampler, muster::DistributedSampler::create(
+                               {.num_samples = images.size(),
+                                .rank = context.rank,
+                                .world_size = context.world_size,
+                                .logical_shards = settings.logical_shards,
+                                .batch_size = settings.logical_shards > 0 ? settings.batch_size : 1}));
 
-  Steps steps(*trainer, std::move(sampler), settings.batch_size);
+  Steps steps(*trainer, std::move(sampler), settings.batch_size * ddp->shards_per_rank());
   MUSTER_OK(steps.run(settings.warm_up));
   MUSTER_OK(trainer->take_metrics());
   MUSTER_OK(context.group->barrier());

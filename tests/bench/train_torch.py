@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pathlib
+import sys
 import time
 
 import numpy
@@ -50,14 +51,20 @@ def main():
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--warm-up", type=int, default=100)
+    parser.add_argument("--resnet18", action="store_true", help="on made-up images of 3x32x32")
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("/usr/share/datasets/fashion-mnist"))
     options = parser.parse_args()
 
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    images, labels = load(options.data)
-    model = GarmentClassifier()
+    if options.resnet18:
+        sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "data"))
+        from make_fixtures import ResNet
+        images, labels, model = torch.rand(2048, 3, 32, 32) * 2 - 1, torch.randint(0, 10, (2048,)), ResNet(18, 10)
+    else:
+        images, labels = load(options.data)
+        model = GarmentClassifier()
     if world > 1:
         torch.distributed.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model)
