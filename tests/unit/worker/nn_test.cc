@@ -176,6 +176,7 @@ TEST_CASE(
   auto planned = model.plan(4, nn::Mode::kTraining);
   REQUIRE_OK(planned);
   const nn::Plan& plan = **planned;
+  REQUIRE(plan.backends() == "6 muster, 1 oneDNN");  // the convolution with padding
   const auto x = fixture.get<float>("lenet5.x");
   std::copy(x.begin(), x.end(), plan.input());
   plan.forward();
