@@ -117,13 +117,13 @@ TEST_CASE("the GPU's linear layers for large batches agree with the reference") 
 
 TEST_CASE("the GPU's cross-entropy agrees with the reference for few and many rows and classes") {
   const auto kernels = gpu();
-  for (const int batch : {1, 2, 4, 31, 32, 33, 100, 256, 5000})
+  for (const int batch : {1, 2, 4, 31, 32, 33, 100, 256, 1100})
     for (const int classes : {1, 2, 10, 32, 33, 1000})
       for (const float smoothing : {0.0F, 0.1F}) check_cross_entropy(*kernels, batch, classes, smoothing);
 }
 
 TEST_CASE("the GPU's optimizers agree with the CPU's, SGD bit for bit") {
-  for (const int count : {1, 255, 257, 44426, 3000001})
+  for (const int count : {1, 255, 257, 44426, 100001})
     check_optimizers(gpu()->device(), static_cast<std::size_t>(count));
 }
 

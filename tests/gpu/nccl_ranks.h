@@ -3,7 +3,7 @@
 // ranks on a GPU unless it believes them on different hosts, which a different NCCL_HOSTID per process makes
 // it do; the data then goes through sockets on loopback: slow, and a true multi-rank run. Each rank is a
 // process that starts CUDA itself; the test program's own process never does, as CUDA does not survive a
-// fork.
+// fork. On emulated CUDA: ranks of the test NCCL.
 #pragma once
 
 #include <algorithm>
@@ -87,6 +87,9 @@ inline void run(int size, const std::function<std::string(int rank)>& body, int 
   const auto outcomes =
       run_ranks({.world_size = size, .deadline = std::chrono::seconds(150)}, [&](int rank) -> std::string {
         if (size > 1) share_one_gpu(rank);
+#ifdef EMULATED_NCCL
+        ::setenv("MUSTER_NCCL_LIBRARY", EMULATED_NCCL, 1);
+#endif
         if (gpu_count() == 0) return kNoGpu;
         return body(rank);
       });

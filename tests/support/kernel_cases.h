@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shapes and inputs on which an implementation of the kernels is compared with the reference, on the CPU
-// (bodies looped over) and on a GPU. Inputs are a fixed pseudo-random sequence, so a failure repeats.
+// and on a GPU. Inputs are a fixed pseudo-random sequence, so a failure repeats.
 #pragma once
 
 #include <algorithm>

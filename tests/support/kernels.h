@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels: what the runtime computes for a layer, called by shape and pointer, so that implementations can be
 // compared. This one is a device's own: what PreparedConv2d, PreparedLinear, cross_entropy() and
-// gather_normalize() do there. The plain loops (reference_kernels.h) and the bodies of the CUDA kernels
-// (tests/unit/cuda) override it.
+// gather_normalize() do there. The plain loops (reference_kernels.h) override it.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +13,7 @@
 
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/conv2d/conv2d.h"
-#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy.h"
 #include "worker_runtime/ops/gather_normalize/gather_normalize.h"
 #include "worker_runtime/ops/linear/linear.h"
 

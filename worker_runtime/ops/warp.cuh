@@ -4,6 +4,7 @@
 // commutes.
 #pragma once
 
+#include "worker_runtime/device/cuda/launch.cuh"
 #include "worker_runtime/ops/portable.h"
 
 namespace muster::nn::cuda {
@@ -29,14 +30,6 @@ __device__ Value block_sum(Value value) {
   Value total = 0;
   for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) total += warps[warp];
   return total;
-}
-
-__device__ __forceinline__ Cell here() {
-  return {blockIdx.x, blockIdx.y, threadIdx.x};
-}
-/// dim3 of a Grid.
-inline dim3 blocks_of(const Grid& grid) {
-  return {grid.x, grid.y, 1};
 }
 
 }  // namespace muster::nn::cuda

@@ -7,9 +7,18 @@
 namespace muster::optim::cuda {
 namespace {
 
+using muster::cuda::after_previous;
+using muster::cuda::launch;
 using nn::cuda::block_sum;
+using nn::cuda::each_lane;
+using nn::cuda::Lanes;
+using nn::cuda::load;
+using nn::cuda::store;
+
+constexpr dim3 kOne{1, 1, 1};
 
 __global__ void squares_kernel(const float* grads, std::int64_t count, double* sums) {
+  after_previous();
   double sum = 0;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += std::int64_t{gridDim.x} * blockDim.x)
@@ -18,12 +27,15 @@ __global__ void squares_kernel(const float* grads, std::int64_t count, double* s
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-__global__ void begin_kernel(BeginOptions options, const double* sums, StepState* state) {
-  const double squares = sums == nullptr ? 0 : block_sum(sums[threadIdx.x]);
+__global__ void begin_kernel(BeginOptions options, const double* sums, int blocks, StepState* state) {
+  after_previous();
+  const double mine = static_cast<int>(threadIdx.x) < blocks ? sums[threadIdx.x] : 0;
+  const double squares = sums == nullptr ? 0 : block_sum(mine);
   if (threadIdx.x == 0) begin_step(options, squares, *state);
 }
 
 __global__ void send_kernel(StepState* state, float lr, float momentum, float grad_scale) {
+  after_previous();
   state->lr = lr;
   state->momentum = momentum;
   state->grad_scale = state->factor = grad_scale;
@@ -35,53 +47,78 @@ struct SgdBody {
   float* params;
   const float* grads;
   float* velocity;
-  __device__ void operator()(std::int64_t i) const {
-    if (state->found_inf == 0) sgd_element(options, *state, params[i], grads[i], velocity[i]);
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    if (state->found_inf != 0) return;
+    Lanes<N> param = load<N>(params + i), moved = load<N>(velocity + i);
+    const Lanes<N> grad = load<N>(grads + i);
+    for (int l = 0; l < N; ++l) sgd_element(options, *state, param.v[l], grad.v[l], moved.v[l]);
+    store(params + i, param);
+    store(velocity + i, moved);
+  }
+};
+
+struct AdamWBody {
+  AdamWFactors factors;
+  float* params;
+  const float* grads;
+  float *exp_avg, *exp_avg_sq;
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    Lanes<N> param = load<N>(params + i), mean = load<N>(exp_avg + i), square = load<N>(exp_avg_sq + i);
+    const Lanes<N> grad = load<N>(grads + i);
+    for (int l = 0; l < N; ++l) adamw_element(factors, param.v[l], grad.v[l], mean.v[l], square.v[l]);
+    store(params + i, param);
+    store(exp_avg + i, mean);
+    store(exp_avg_sq + i, square);
   }
 };
 
 /// The factors once per block: they need powers in double.
-__global__ void adamw_kernel(AdamWOptions options, const StepState* state, float* params, const float* grads,
-                             float* exp_avg, float* exp_avg_sq, std::int64_t count) {
+template <int N>
+__global__ void adamw_kernel(AdamWOptions options, const StepState* state, std::int64_t count,
+                             AdamWBody body) {
   __shared__ AdamWFactors factors;
+  after_previous();
   if (state->found_inf != 0) return;
   if (threadIdx.x == 0) factors = adamw_factors(options, *state);
   __syncthreads();
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
-       i += std::int64_t{gridDim.x} * blockDim.x)
-    adamw_element(factors, params[i], grads[i], exp_avg[i], exp_avg_sq[i]);
+  body.factors = factors;
+  each_lane<N>(count, body);
 }
 
 }  // namespace
 
 int send_state(StepState* state, float lr, float momentum, float grad_scale, void* stream) {
-  send_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(state, lr, momentum, grad_scale);
-  return cudaGetLastError();
+  return launch<send_kernel>(kOne, 1, stream, state, lr, momentum, grad_scale);
 }
 
 int begin(const BeginOptions& options, const float* grads, std::size_t count, double* sums, StepState* state,
           void* stream) {
-  auto* const on = static_cast<cudaStream_t>(stream);
   const auto elements = static_cast<std::int64_t>(count);
-  if (sums != nullptr) squares_kernel<<<kSums, kSums, 0, on>>>(grads, elements, sums);
-  begin_kernel<<<1, kSums, 0, on>>>(options, sums, state);
-  return cudaGetLastError();
+  const int blocks =
+      sums == nullptr ? 0 : static_cast<int>(std::min<std::int64_t>(kSums, (elements + 4095) / 4096));
+  const int error =
+      launch<squares_kernel>(dim3{static_cast<unsigned>(blocks), 1, 1}, kSums, stream, grads, elements, sums);
+  if (error != cudaSuccess) return error;
+  return launch<begin_kernel>(kOne, kSums, stream, options, sums, blocks, state);
 }
 
 int sgd(const SgdOptions& options, const StepState* state, float* params, const float* grads, float* velocity,
         std::size_t count, void* stream) {
-  return nn::cuda::for_each_element(static_cast<std::int64_t>(count), stream,
-                                    SgdBody{options, state, params, grads, velocity});
+  return nn::cuda::for_each_lane(static_cast<std::int64_t>(count), stream,
+                                 SgdBody{options, state, params, grads, velocity}, {params, grads, velocity});
 }
 
 int adamw(const AdamWOptions& options, const StepState* state, float* params, const float* grads,
           float* exp_avg, float* exp_avg_sq, std::size_t count, void* stream) {
   const auto elements = static_cast<std::int64_t>(count);
   // A block has 16 elements a thread, so that its powers in double are a small part of its work.
-  const auto blocks = static_cast<unsigned>((elements + 4095) / 4096);
-  auto* const on = static_cast<cudaStream_t>(stream);
-  adamw_kernel<<<blocks, 256, 0, on>>>(options, state, params, grads, exp_avg, exp_avg_sq, elements);
-  return cudaGetLastError();
+  const dim3 blocks{static_cast<unsigned>((elements + 4095) / 4096), 1, 1};
+  const AdamWBody body{{}, params, grads, exp_avg, exp_avg_sq};
+  if (nn::cuda::are_aligned({params, grads, exp_avg, exp_avg_sq}))
+    return launch<adamw_kernel<4>>(blocks, 256, stream, options, state, elements, body);
+  return launch<adamw_kernel<1>>(blocks, 256, stream, options, state, elements, body);
 }
 
 }  // namespace muster::optim::cuda

@@ -21,7 +21,7 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/support/trainer_run.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy.h"
 
 using namespace muster;
 

@@ -8,7 +8,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/thread_group.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy.h"
 
 using namespace muster;
 using test::ThreadGroup;

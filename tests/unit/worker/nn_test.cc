@@ -9,7 +9,7 @@
 
 #include "tests/support/fixture.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy.h"
 #include "worker_runtime/ops/gather_normalize/gather_normalize.h"
 
 using namespace muster;

@@ -6,7 +6,7 @@
 
 #include "tests/support/fixture.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
+#include "worker_runtime/ops/cross_entropy/cross_entropy.h"
 
 using namespace muster;
 

@@ -8,6 +8,7 @@ namespace {
 
 /// The mean of each plane: a block per plane.
 __global__ void mean_kernel(const float* x, float* y, int pixels) {
+  after_previous();
   const float* plane = x + static_cast<std::int64_t>(blockIdx.x) * pixels;
   float sum = 0;
   for (int i = static_cast<int>(threadIdx.x); i < pixels; i += static_cast<int>(blockDim.x)) sum += plane[i];
@@ -37,8 +38,7 @@ int avg_pool_forward(const AvgPoolSizes& s, const float* x, float* y, void* stre
     return for_each_element(std::int64_t{s.planes} * outputs, stream, Forward{s, x, y});
   const auto blocks = static_cast<unsigned>(s.planes);
   const unsigned threads = pixels < 256 ? 32 : 128;
-  mean_kernel<<<blocks, threads, 0, static_cast<cudaStream_t>(stream)>>>(x, y, pixels);
-  return cudaGetLastError();
+  return launch<mean_kernel>(dim3{blocks, 1, 1}, threads, stream, x, y, pixels);
 }
 
 int avg_pool_backward(const AvgPoolSizes& s, const float* dy, float* dx, void* stream) {

@@ -63,10 +63,16 @@ class BatchNorm2d final : public Operation {
     return {{"running_mean", {channels_}, 0}, {"running_var", {channels_}, 1}};
   }
   std::size_t saved_bytes(int /*batch*/) const override { return 3 * channel_bytes(); }
-  std::size_t workspace_bytes(int /*batch*/) const override {
-    return is_joined() ? 3 * channel_bytes() * static_cast<std::size_t>(1 + options_.group->world_size()) : 0;
+  std::size_t workspace_bytes([[maybe_unused]] int batch) const override {
+    int rows = is_joined() ? 1 + options_.group->world_size() : 0;
+#ifdef MUSTER_HAS_CUDA
+    rows += cuda::batch_norm_parts({batch, channels_, 1, 0, 0});
+#endif
+    return 3 * channel_bytes() * static_cast<std::size_t>(rows);
   }
-  bool backward_reads_y() const override { return false; }
+  bool backward_reads_y() const override {
+    return false;
+  }
 
   void forward(const Frame& f) const override {
     const BatchNormSizes s = sizes_of(f);
@@ -79,11 +85,15 @@ class BatchNorm2d final : public Operation {
     const int world = joins ? options_.group->world_size() : 1;
 #ifdef MUSTER_HAS_CUDA
     if (f.stream != nullptr) {
-      if (joins) f.report_cuda(cuda::batch_norm_statistics(s, x, mine, f.stream), "batch_norm2d statistics");
+      float* const parts = mine + (joins ? 3 * s.channels * (1 + world) : 0);
+      if (training)
+        f.report_cuda(cuda::batch_norm_statistics(s, x, parts, joins ? mine : nullptr, f.stream),
+                      "batch_norm2d statistics");
       if (joins) gather(f, mine);
       return f.report_cuda(
-          training ? cuda::batch_norm_train(s, x, weight, bias, running_mean, running_var, gathered, world,
-                                            saved, y, f.stream)
+          training ? cuda::batch_norm_train(s, x, weight, bias, running_mean, running_var,
+                                            joins ? gathered : parts,
+                                            joins ? world : cuda::batch_norm_parts(s), saved, y, f.stream)
                    : cuda::batch_norm_infer(s, x, weight, bias, running_mean, running_var, y, f.stream),
           "batch_norm2d");
     }
@@ -134,17 +144,21 @@ class BatchNorm2d final : public Operation {
     auto* const sums = is_joined() ? reinterpret_cast<float*>(f.workspace) : nullptr;
 #ifdef MUSTER_HAS_CUDA
     if (f.stream != nullptr) {
-      f.report_cuda(
-          cuda::batch_norm_backward(s, x, weight, saved, dy, nullptr, sums == nullptr ? dx : nullptr,
-                                    f.grads[0], f.grads[1], f.stream),
-          "batch_norm2d backward");
-      if (sums == nullptr) return;
-      for (std::size_t k = 0; k < 2; ++k)
-        f.device->copy_on_device(sums + k * static_cast<std::size_t>(s.channels), f.grads[k],
-                                 channel_bytes());
-      add_over_ranks(f, sums);
+      float* const parts = reinterpret_cast<float*>(f.workspace) + (sums == nullptr ? 0 : 2 * s.channels);
+      const float *products = f.grads[0], *totals = f.grads[1];
+      f.report_cuda(cuda::batch_norm_gradients(s, x, saved, dy, parts, f.grads[0], f.grads[1], f.stream),
+                    "batch_norm2d backward");
+      if (sums != nullptr) {
+        for (std::size_t k = 0; k < 2; ++k)
+          f.device->copy_on_device(sums + k * static_cast<std::size_t>(s.channels), f.grads[k],
+                                   channel_bytes());
+        add_over_ranks(f, sums);
+        products = sums;
+        totals = sums + s.channels;
+      }
+      if (dx == nullptr) return;
       return f.report_cuda(
-          cuda::batch_norm_backward(s, x, weight, saved, dy, sums, dx, nullptr, nullptr, f.stream),
+          cuda::batch_norm_input_gradient(s, x, weight, saved, dy, products, totals, dx, f.stream),
           "batch_norm2d backward");
     }
 #endif

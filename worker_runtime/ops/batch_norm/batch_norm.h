@@ -48,20 +48,24 @@ MUSTER_HD ChannelStatistics joined(const float* gathered, int world, int channel
 
 #ifdef MUSTER_HAS_CUDA
 namespace cuda {  // batch_norm.cu
-/// This rank's part of joined()'s `gathered`.
-int batch_norm_statistics(const BatchNormSizes& sizes, const float* x, float* statistics, void* stream);
+/// Blocks that share a channel; `parts` below have 3 * channels floats for each.
+int batch_norm_parts(const BatchNormSizes& sizes);
+/// `parts`: joined()'s `gathered`, with a part in the place of a rank; and them joined, unless nullptr.
+int batch_norm_statistics(const BatchNormSizes& sizes, const float* x, float* parts, float* joined_to,
+                          void* stream);
 /// `saved`: mean, 1 / sqrt(var + eps) and number of samples per channel, written. Updates the running
-/// statistics. `gathered`: joined()'s, or nullptr for this rank's samples alone.
+/// statistics. `gathered`: joined()'s.
 int batch_norm_train(const BatchNormSizes& sizes, const float* x, const float* weight, const float* bias,
                      float* running_mean, float* running_var, const float* gathered, int world, float* saved,
                      float* y, void* stream);
 int batch_norm_infer(const BatchNormSizes& sizes, const float* x, const float* weight, const float* bias,
                      const float* running_mean, const float* running_var, float* y, void* stream);
-/// dweight and dbias, and dx unless it is nullptr. `sums`: of both over the ranks, for a call that computes
-/// dx alone.
-int batch_norm_backward(const BatchNormSizes& sizes, const float* x, const float* weight, const float* saved,
-                        const float* dy, const float* sums, float* dx, float* dweight, float* dbias,
-                        void* stream);
+int batch_norm_gradients(const BatchNormSizes& sizes, const float* x, const float* saved, const float* dy,
+                         float* parts, float* dweight, float* dbias, void* stream);
+/// `dweight` and `dbias`: over all ranks.
+int batch_norm_input_gradient(const BatchNormSizes& sizes, const float* x, const float* weight,
+                              const float* saved, const float* dy, const float* dweight, const float* dbias,
+                              float* dx, void* stream);
 }  // namespace cuda
 #endif
 

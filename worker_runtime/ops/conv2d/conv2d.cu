@@ -1,106 +1,360 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/ops/conv2d/conv_body.h"
+#include <algorithm>
+
+#include "worker_runtime/ops/conv2d/cuda_conv2d.h"
 #include "worker_runtime/ops/elementwise.cuh"
+#include "worker_runtime/ops/gemm.cuh"
 #include "worker_runtime/ops/warp.cuh"
 
 namespace muster::nn::cuda {
 namespace {
 
-template <int kKernel>
-__global__ void conv_forward_kernel(ConvArgs args, const float* x, const float* w, const float* b, float* y) {
-  conv_forward_cell<kKernel>(args, x, w, b, y, here());
+using Args = OwnConv2d::Args;
+
+constexpr int kThreads = 256;
+constexpr int kPlanes = 8192, kFilters = 2048;  // floats in shared memory: 40 KB together
+constexpr int kWantedBlocks = 528;              // four for each multiprocessor of an H100
+
+/// The row (or column) of the other side that meets row `at` at place p of the kernel, or -1.
+template <bool kBackward>
+__device__ __forceinline__ int meets(const Args& a, int at, int p, int limit) {
+  if constexpr (kBackward) {
+    const int from = at + a.padding - p;
+    if (a.stride == 1) return from < limit ? from : -1;
+    return from >= 0 && from % a.stride == 0 && from / a.stride < limit ? from / a.stride : -1;
+  } else {
+    const int from = at * a.stride + p - a.padding;
+    return from < limit ? from : -1;
+  }
 }
 
-template <int kKernel>
-__global__ void conv_backward_data_kernel(ConvArgs args, const float* w, const float* dy, float* dx) {
-  conv_backward_data_cell<kKernel>(args, w, dy, dx, here());
-}
-
-/// `first_block` lets a launch do the biases alone: they are the blocks after the filters.
-template <int kColumns>
-__global__ void __launch_bounds__(1024)
-    conv_backward_filter_kernel(ConvArgs args, unsigned first_block, const float* x, const float* dy,
-                                float* dw, float* db) {
-  __shared__ float of_warp[kWarp][kColumns];
-  const unsigned block_x = first_block + blockIdx.x;
-  FilterSums<kColumns> sums =
-      conv_filter_partial<kColumns>(args, x, dy, blockDim.x, {block_x, 0, threadIdx.x});
-  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, num_warps = blockDim.x / kWarp;
-#pragma unroll
-  for (int q = 0; q < kColumns; ++q) {
-    const float sum = warp_sum(sums.value[q]);
-    if (lane == 0) of_warp[warp][q] = sum;
+/// Forward, and backward to the input, with an image's planes in shared memory: a block computes `tile`
+/// channels of one image. kKernel: the kernel's size, or 0 for any.
+template <int kKernel, bool kBackward>
+__global__ void __launch_bounds__(kThreads)
+    image_kernel(Args a, int tile, const float* from, const float* w, const float* b, float* to) {
+  __shared__ float planes[kPlanes], filters[kFilters];
+  muster::cuda::after_previous();
+  const int kernel = kKernel > 0 ? kKernel : a.kernel, places = kernel * kernel;
+  const int depth = kBackward ? a.group_out : a.group_in, channels = kBackward ? a.group_in : a.group_out;
+  const int from_rows = kBackward ? a.out_height : a.height, from_columns = kBackward ? a.out_width : a.width;
+  const int to_columns = kBackward ? a.width : a.out_width;
+  const int from_pixels = from_rows * from_columns;
+  const int to_pixels = to_columns * (kBackward ? a.height : a.out_height);
+  const int tiles = (channels + tile - 1) / tile, block = static_cast<int>(blockIdx.x);
+  const int group_of_image = block / tiles, group = group_of_image % a.groups;
+  const int first = block % tiles * tile, count = channels - first < tile ? channels - first : tile;
+  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const float* image = from + std::int64_t{group_of_image} * depth * from_pixels;
+  for (int i = thread; i < depth * from_pixels; i += threads) planes[i] = image[i];
+  // Forward the filters of the tile lie together; backward a run of each output channel's does.
+  const int run = kBackward ? count * places : count * depth * places;
+  for (int i = thread; i < count * depth * places; i += threads) {
+    const int o = kBackward ? i / run : first, in_run = kBackward ? i % run + first * places : i;
+    filters[i] = w[(group * a.group_out + o) * a.group_in * places + in_run];
   }
   __syncthreads();
-  if (warp != 0) return;
+  float* const results = to + (std::int64_t{group_of_image} * channels + first) * to_pixels;
+  for (int i = thread; i < count * to_pixels; i += threads) {
+    const int m = i / to_pixels, pixel = i - m * to_pixels;
+    const int row = pixel / to_columns, column = pixel - row * to_columns;
+    float sum = b == nullptr ? 0.0F : b[group * channels + first + m];
+    for (int c = 0; c < depth; ++c) {
+      const float* plane = planes + c * from_pixels;
+      const float* filter = filters + (kBackward ? c * count + m : m * depth + c) * places;
 #pragma unroll
-  for (int q = 0; q < kColumns; ++q) {
-    const float sum = warp_sum(lane < num_warps ? of_warp[lane][q] : 0.0F);
-    if (lane == 0) conv_filter_store<kColumns>(args, block_x, q, sum, dw, db);
+      for (int p = 0; p < kernel; ++p) {
+        const int r = meets<kBackward>(a, row, p, from_rows);
+        if (r < 0) continue;
+#pragma unroll
+        for (int q = 0; q < kernel; ++q) {
+          const int s = meets<kBackward>(a, column, q, from_columns);
+          if (s >= 0) sum += plane[r * from_columns + s] * filter[p * kernel + q];
+        }
+      }
+    }
+    results[i] = sum;
   }
 }
 
-template <int kColumns>
-int launch_filter(const ConvArgs& args, const float* x, const float* dy, float* dw, float* db,
-                  cudaStream_t stream) {
-  Grid grid = conv_backward_filter_grid<kColumns>(args);
-  const unsigned first_block = dw == nullptr ? filter_blocks<kColumns>(args) : 0;
-  grid.x -= first_block;
-  if (grid.num_blocks() == 0) return cudaSuccess;
-  conv_backward_filter_kernel<kColumns>
-      <<<blocks_of(grid), grid.block, 0, stream>>>(args, first_block, x, dy, dw, db);
-  return cudaGetLastError();
+template <bool kBackward>
+int launch_image(const Args& a, const float* from, const float* w, const float* b, float* to, void* stream) {
+  const int channels = kBackward ? a.group_in : a.group_out, depth = kBackward ? a.group_out : a.group_in;
+  const int images = a.batch * a.groups, filter = depth * a.kernel * a.kernel;
+  // As many channels a block as leave enough blocks, and fit.
+  const int tile = std::clamp(images * channels / kWantedBlocks, 1, std::min(channels, kFilters / filter));
+  const dim3 blocks{static_cast<unsigned>(images * ((channels + tile - 1) / tile)), 1, 1};
+  const int pixels = tile * (kBackward ? a.height * a.width : a.out_height * a.out_width);
+  const auto threads = static_cast<unsigned>(std::min(kThreads, (pixels + 31) / 32 * 32));
+  if (a.kernel == 5)
+    return launch<image_kernel<5, kBackward>>(blocks, threads, stream, a, tile, from, w, b, to);
+  if (a.kernel == 3)
+    return launch<image_kernel<3, kBackward>>(blocks, threads, stream, a, tile, from, w, b, to);
+  return launch<image_kernel<0, kBackward>>(blocks, threads, stream, a, tile, from, w, b, to);
+}
+
+/// Sums for the gradients of one output channel's filter and bias, over some images: partial (slices,
+/// out_channels, group_in * kernel * kernel + 1). Several threads share an element where there are few.
+__global__ void __launch_bounds__(kThreads)
+    image_filter_kernel(Args a, int slices, const float* x, const float* dy, float* partial) {
+  __shared__ float planes[kPlanes], gradients[kFilters], sums[kThreads];
+  muster::cuda::after_previous();
+  const int places = a.kernel * a.kernel, elements = a.group_in * places + 1;
+  const int pixels = a.height * a.width, out_pixels = a.out_height * a.out_width;
+  const int out_channels = a.groups * a.group_out;
+  const int slice = static_cast<int>(blockIdx.x) / out_channels,
+            o = static_cast<int>(blockIdx.x) % out_channels;
+  const int begin = static_cast<int>(std::int64_t{slice} * a.batch / slices);
+  const int end = static_cast<int>(std::int64_t{slice + 1} * a.batch / slices);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int mine = elements < kThreads ? elements : kThreads;  // elements of this block
+  const int sharers = kThreads / mine, share = thread / mine;
+  const int element = static_cast<int>(blockIdx.y) * kThreads + thread % mine;
+  const bool is_bias = element == elements - 1, works = element < elements && share < sharers;
+  const int c = element / places, p = element % places / a.kernel, q = element % a.kernel;
+  float sum = 0;
+  for (int n = begin; n < end; ++n) {
+    const float* image = x + (std::int64_t{n} * a.groups + o / a.group_out) * a.group_in * pixels;
+    const float* plane = dy + (std::int64_t{n} * out_channels + o) * out_pixels;
+    __syncthreads();  // the last image has been used
+    for (int i = thread; i < a.group_in * pixels; i += kThreads) planes[i] = image[i];
+    for (int i = thread; i < out_pixels; i += kThreads) gradients[i] = plane[i];
+    __syncthreads();
+    for (int row = share; works && row < a.out_height; row += sharers) {
+      const float* const g = gradients + row * a.out_width;
+      if (is_bias) {
+        for (int column = 0; column < a.out_width; ++column) sum += g[column];
+        continue;
+      }
+      const int r = meets<false>(a, row, p, a.height);
+      if (r < 0) continue;
+      const float* const line = planes + (c * a.height + r) * a.width;
+      for (int column = 0; column < a.out_width; ++column) {
+        const int s = meets<false>(a, column, q, a.width);
+        if (s >= 0) sum += line[s] * g[column];
+      }
+    }
+  }
+  sums[thread] = sum;
+  __syncthreads();
+  if (!works || share != 0) return;
+  for (int other = 1; other < sharers; ++other) sum += sums[other * mine + thread];
+  partial[(std::int64_t{slice} * out_channels + o) * elements + element] = sum;
+}
+
+/// The slices' sums in their order; of `row` elements the last is the bias', where there is one.
+struct SumSlices {
+  const float* partial;
+  int slices, count, row;
+  float *dw, *db;
+  __device__ void operator()(std::int64_t i) const {
+    float sum = 0;
+    for (int slice = 0; slice < slices; ++slice) sum += partial[std::int64_t{slice} * count + i];
+    const auto o = static_cast<int>(i) / row, element = static_cast<int>(i) % row;
+    if (db == nullptr)
+      dw[i] = sum;
+    else if (element == row - 1)
+      db[o] = sum;
+    else
+      dw[o * (row - 1) + element] = sum;
+  }
+};
+
+/// A place of the kernel in a plane: depth counts planes, rows of the kernel, columns.
+struct Place {
+  int plane, p, q;
+  __device__ Place(int k, int kernel) : plane(k / (kernel * kernel)) {
+    const int rest = k - plane * kernel * kernel;
+    p = rest / kernel;
+    q = rest - p * kernel;
+  }
+};
+
+/// Pixels by the channels of a group: y = x * w, or dx = dy * w.
+template <bool kBackward>
+struct PixelProduct {
+  static constexpr bool kLeftAlongDepth = false, kRightAlongDepth = !kBackward, kStoreAlongRows = true;
+  struct Row {
+    const float* image;
+    int row, column;
+  };
+  Args a;
+  const float *from, *w, *b;
+  float* to;
+  int rows, columns, layers;
+
+  __device__ int begin(int /*group*/) const { return 0; }
+  __device__ int end(int /*group*/) const {
+    return (kBackward ? a.group_out : a.group_in) * a.kernel * a.kernel;
+  }
+  __device__ Row row(int m, int group) const {
+    const int to_columns = kBackward ? a.width : a.out_width;
+    const int to_pixels = to_columns * (kBackward ? a.height : a.out_height);
+    const int from_pixels = kBackward ? a.out_height * a.out_width : a.height * a.width;
+    const int n = m / to_pixels, pixel = m - n * to_pixels, depth = kBackward ? a.group_out : a.group_in;
+    return {from + (std::int64_t{n} * a.groups + group) * depth * from_pixels, pixel / to_columns,
+            pixel % to_columns};
+  }
+  __device__ float left(const Row& at, int k) const {
+    const int from_rows = kBackward ? a.out_height : a.height,
+              from_columns = kBackward ? a.out_width : a.width;
+    const Place place(k, a.kernel);
+    const int r = meets<kBackward>(a, at.row, place.p, from_rows);
+    const int s = meets<kBackward>(a, at.column, place.q, from_columns);
+    return r < 0 || s < 0 ? 0.0F : at.image[(place.plane * from_rows + r) * from_columns + s];
+  }
+  __device__ float right(int k, int n, int group) const {
+    const int places = a.kernel * a.kernel;
+    if constexpr (!kBackward) return w[(group * a.group_out + n) * a.group_in * places + k];
+    return w[((group * a.group_out + k / places) * a.group_in + n) * places + k % places];
+  }
+  __device__ void store(int m, int n, int group, float sum) const {
+    const int pixels = kBackward ? a.height * a.width : a.out_height * a.out_width;
+    const int image = m / pixels;
+    to[((std::int64_t{image} * a.groups + group) * columns + n) * pixels + (m - image * pixels)] =
+        b == nullptr ? sum : sum + b[group * columns + n];
+  }
+};
+
+/// Output channels of a group by the places of their filters; a layer is a slice of the depth, which is the
+/// pixels of all images.
+struct FilterProduct {
+  static constexpr bool kLeftAlongDepth = true, kRightAlongDepth = true, kStoreAlongRows = false;
+  struct Row {
+    const float* plane;  // of the first image
+  };
+  Args a;
+  const float *x, *dy;
+  float* partial;
+  int rows, columns, layers, slices;
+
+  __device__ int depth() const { return a.batch * a.out_height * a.out_width; }
+  __device__ int begin(int z) const { return static_cast<int>(std::int64_t{z % slices} * depth() / slices); }
+  __device__ int end(int z) const {
+    return static_cast<int>(std::int64_t{z % slices + 1} * depth() / slices);
+  }
+  __device__ Row row(int m, int z) const {
+    return {dy + std::int64_t{z / slices * a.group_out + m} * a.out_height * a.out_width};
+  }
+  __device__ float left(const Row& at, int k) const {
+    const int pixels = a.out_height * a.out_width, n = k / pixels;
+    return at.plane[std::int64_t{n} * a.groups * a.group_out * pixels + (k - n * pixels)];
+  }
+  __device__ float right(int k, int n, int z) const {
+    const int pixels = a.out_height * a.out_width, image = k / pixels, pixel = k - image * pixels;
+    const Place place(n, a.kernel);
+    const int r = meets<false>(a, pixel / a.out_width, place.p, a.height);
+    const int s = meets<false>(a, pixel % a.out_width, place.q, a.width);
+    if (r < 0 || s < 0) return 0.0F;
+    const std::int64_t plane = (std::int64_t{image} * a.groups + z / slices) * a.group_in + place.plane;
+    return x[(plane * a.height + r) * a.width + s];
+  }
+  __device__ void store(int m, int n, int z, float sum) const {
+    const int o = z / slices * a.group_out + m;
+    partial[(std::int64_t{z % slices} * a.groups * a.group_out + o) * columns + n] = sum;
+  }
+};
+
+/// A block per channel.
+__global__ void __launch_bounds__(kThreads) bias_gradient_kernel(Args a, const float* dy, float* db) {
+  muster::cuda::after_previous();
+  const int pixels = a.out_height * a.out_width, channels = static_cast<int>(gridDim.x);
+  float sum = 0;
+  for (int n = static_cast<int>(threadIdx.x) / 32; n < a.batch; n += kThreads / 32) {
+    const float* const plane = dy + (std::int64_t{n} * channels + blockIdx.x) * pixels;
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < pixels; i += 32) sum += plane[i];
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) db[blockIdx.x] = sum;
 }
 
 struct AddBias {
   float* y;
   const float* b;
   int channels, pixels;
-  __device__ void operator()(std::int64_t i) const { y[i] += b[i / pixels % channels]; }
+  __device__ void operator()(std::int64_t i) const { y[i] += b[static_cast<int>(i) / pixels % channels]; }
 };
 
 }  // namespace
 
-int launch_conv_forward(const ConvArgs& args, const float* x, const float* w, const float* b, float* y,
-                        void* on) {
-  const Grid grid = conv_forward_grid(args);
-  if (grid.num_blocks() == 0) return cudaSuccess;
-  const dim3 blocks = blocks_of(grid);
-  auto* const stream = static_cast<cudaStream_t>(on);
-  if (args.kernel == 5)
-    conv_forward_kernel<5><<<blocks, grid.block, 0, stream>>>(args, x, w, b, y);
-  else if (args.kernel == 3)
-    conv_forward_kernel<3><<<blocks, grid.block, 0, stream>>>(args, x, w, b, y);
-  else
-    conv_forward_kernel<0><<<blocks, grid.block, 0, stream>>>(args, x, w, b, y);
-  return cudaGetLastError();
+OwnConv2d::OwnConv2d(const ConvShape& s)
+    : args_{s.batch,        s.groups,     s.kernel,
+            s.stride,       s.padding,    s.in_channels / s.groups,
+            s.height,       s.width,      s.out_channels / s.groups,
+            s.out_height(), s.out_width()} {}
+
+bool OwnConv2d::fits_shared(int planes, int pixels) const {
+  return std::int64_t{planes} * pixels <= kPlanes && planes * args_.kernel * args_.kernel <= kFilters;
 }
 
-int launch_conv_backward_data(const ConvArgs& args, const float* w, const float* dy, float* dx, void* on) {
-  const Grid grid = conv_backward_data_grid(args);
-  if (grid.num_blocks() == 0) return cudaSuccess;
-  const dim3 blocks = blocks_of(grid);
-  auto* const stream = static_cast<cudaStream_t>(on);
-  if (args.kernel == 5)
-    conv_backward_data_kernel<5><<<blocks, grid.block, 0, stream>>>(args, w, dy, dx);
-  else if (args.kernel == 3)
-    conv_backward_data_kernel<3><<<blocks, grid.block, 0, stream>>>(args, w, dy, dx);
-  else
-    conv_backward_data_kernel<0><<<blocks, grid.block, 0, stream>>>(args, w, dy, dx);
-  return cudaGetLastError();
+bool OwnConv2d::sums_images() const {
+  const Args& a = args_;
+  return fits_shared(a.group_in, a.height * a.width) && a.out_height * a.out_width <= kFilters;
 }
 
-int launch_conv_backward_filter(const ConvArgs& args, const float* x, const float* dy, float* dw, float* db,
-                                void* on) {
-  auto* const stream = static_cast<cudaStream_t>(on);
-  if (args.kernel == 5) return launch_filter<5>(args, x, dy, dw, db, stream);
-  if (args.kernel == 3) return launch_filter<3>(args, x, dy, dw, db, stream);
-  return launch_filter<1>(args, x, dy, dw, db, stream);
+int OwnConv2d::slices() const {
+  const Args& a = args_;
+  const int out_channels = a.groups * a.group_out, elements = a.group_in * a.kernel * a.kernel;
+  if (sums_images()) return std::clamp(kWantedBlocks / out_channels, 1, a.batch);
+  const auto tiles = static_cast<int>(tiles_of(a.group_out) * tiles_of(elements)) * a.groups;
+  const int depth = a.batch * a.out_height * a.out_width;
+  return std::clamp(kWantedBlocks / tiles, 1, std::max(1, depth / 256));
 }
 
-int launch_add_bias(const ConvArgs& args, float* y, const float* b, void* stream) {
-  return for_each_element(args.num_outputs(), stream,
-                          AddBias{y, b, args.out_channels, args.out_height * args.out_width});
+std::size_t OwnConv2d::workspace_bytes() const {
+  const Args& a = args_;
+  const auto elements = static_cast<std::size_t>(a.group_in * a.kernel * a.kernel + (sums_images() ? 1 : 0));
+  return static_cast<std::size_t>(slices()) * static_cast<std::size_t>(a.groups * a.group_out) * elements *
+         sizeof(float);
+}
+
+int OwnConv2d::forward(const float* x, const float* w, const float* b, float* y, void* stream) const {
+  const Args& a = args_;
+  if (fits_shared(a.group_in, a.height * a.width)) return launch_image<false>(a, x, w, b, y, stream);
+  return tile_product(
+      PixelProduct<false>{a, x, w, b, y, a.batch * a.out_height * a.out_width, a.group_out, a.groups},
+      stream);
+}
+
+int OwnConv2d::backward_data(const float* w, const float* dy, float* dx, void* stream) const {
+  const Args& a = args_;
+  if (fits_shared(a.group_out, a.out_height * a.out_width))
+    return launch_image<true>(a, dy, w, nullptr, dx, stream);
+  return tile_product(
+      PixelProduct<true>{a, dy, w, nullptr, dx, a.batch * a.height * a.width, a.group_in, a.groups}, stream);
+}
+
+int OwnConv2d::backward_filter(const float* x, const float* dy, float* dw, float* db, void* workspace,
+                               void* stream) const {
+  const Args& a = args_;
+  auto* const partial = static_cast<float*>(workspace);
+  const int out_channels = a.groups * a.group_out, count = slices();
+  int row = a.group_in * a.kernel * a.kernel;
+  int error = cudaSuccess;
+  if (sums_images()) {
+    ++row;
+    const dim3 blocks{static_cast<unsigned>(count * out_channels),
+                      static_cast<unsigned>((row + kThreads - 1) / kThreads), 1};
+    error = launch<image_filter_kernel>(blocks, kThreads, stream, a, count, x, dy, partial);
+  } else {
+    error = tile_product(FilterProduct{a, x, dy, partial, a.group_out, row, a.groups * count, count}, stream);
+    if (error == cudaSuccess) error = bias_gradient(dy, db, stream);
+    db = nullptr;
+  }
+  if (error != cudaSuccess) return error;
+  return for_each_element(std::int64_t{out_channels} * row, stream,
+                          SumSlices{partial, count, out_channels * row, row, dw, db});
+}
+
+int OwnConv2d::add_bias(float* y, const float* b, void* stream) const {
+  const Args& a = args_;
+  const int channels = a.groups * a.group_out, pixels = a.out_height * a.out_width;
+  return for_each_element(std::int64_t{a.batch} * channels * pixels, stream, AddBias{y, b, channels, pixels});
+}
+
+int OwnConv2d::bias_gradient(const float* dy, float* db, void* stream) const {
+  const dim3 channels{static_cast<unsigned>(args_.groups * args_.group_out), 1, 1};
+  return launch<bias_gradient_kernel>(channels, kThreads, stream, args_, dy, db);
 }
 
 }  // namespace muster::nn::cuda

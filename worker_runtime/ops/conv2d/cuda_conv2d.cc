@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // On a GPU: shapes of few channels by muster's own kernels, since the step of a small network is bound by
 // launches and a library's convolution takes several; the others by cuDNN where it is there.
+#include "worker_runtime/ops/conv2d/cuda_conv2d.h"
+
 #include <algorithm>
 #include <optional>
 
 #include "worker_runtime/device/cuda/cuda_device.h"
-#include "worker_runtime/ops/conv2d/conv_body.h"
 #ifdef MUSTER_HAS_CUDNN
 #include "worker_runtime/ops/conv2d/dnn_conv_plan.h"
 #endif
@@ -18,20 +19,21 @@ bool is_small(const ConvShape& s) {
 }
 
 struct OwnConv : PreparedConv2d {
-  OwnConv(Device& of, const ConvShape& shape) : device(&of), args(arguments_of(shape)) {}
+  OwnConv(Device& of, const ConvShape& shape) : device(&of), own(shape) {
+    workspace_bytes = own.workspace_bytes();
+  }
   void forward(const float* x, const float* w, const float* b, float* y, void* /*workspace*/) override {
-    device->report_cuda(launch_conv_forward(args, x, w, b, y, device->stream()), "conv2d");
+    device->report_cuda(own.forward(x, w, b, y, device->stream()), "conv2d");
   }
   void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
-                void* /*workspace*/) override {
+                void* workspace) override {
     void* const stream = device->stream();
-    device->report_cuda(launch_conv_backward_filter(args, x, dy, dw, db, stream), "conv2d backward (filter)");
-    if (dx != nullptr)
-      device->report_cuda(launch_conv_backward_data(args, w, dy, dx, stream), "conv2d backward (data)");
+    device->report_cuda(own.backward_filter(x, dy, dw, db, workspace, stream), "conv2d backward (filter)");
+    if (dx != nullptr) device->report_cuda(own.backward_data(w, dy, dx, stream), "conv2d backward (data)");
   }
 
   Device* device;
-  ConvArgs args;
+  OwnConv2d own;
 };
 
 #ifdef MUSTER_HAS_CUDNN
@@ -41,7 +43,7 @@ struct DnnConv final : OwnConv {
   using Pass = ConvPlan::Pass;
 
   DnnConv(Device& of, const ConvShape& shape, ConvPlan made) : OwnConv(of, shape), plan(std::move(made)) {
-    workspace_bytes = plan.workspace_bytes();
+    workspace_bytes = std::max(workspace_bytes, plan.workspace_bytes());
     backend = "cuDNN";
   }
   /// What is enqueued may still use the plan.
@@ -50,15 +52,14 @@ struct DnnConv final : OwnConv {
   void forward(const float* x, const float* w, const float* b, float* y, void* workspace) override {
     if (!are_aligned({x, w, y})) return OwnConv::forward(x, w, b, y, workspace);
     run(Pass::kForward, x, w, y, workspace);
-    device->report_cuda(launch_add_bias(args, y, b, device->stream()), "conv2d (bias)");
+    device->report_cuda(own.add_bias(y, b, device->stream()), "conv2d (bias)");
   }
   void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
                 void* workspace) override {
     if (!are_aligned({x, w, dy, dx, dw})) return OwnConv::backward(x, w, dy, dx, dw, db, workspace);
     run(Pass::kBackwardFilter, x, dw, dy, workspace);
     if (dx != nullptr) run(Pass::kBackwardData, dx, w, dy, workspace);
-    device->report_cuda(launch_conv_backward_filter(args, x, dy, nullptr, db, device->stream()),
-                        "conv2d backward (bias)");
+    device->report_cuda(own.bias_gradient(dy, db, device->stream()), "conv2d backward (bias)");
   }
 
   static bool are_aligned(std::initializer_list<const float*> tensors) {

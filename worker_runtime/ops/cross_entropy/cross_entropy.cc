@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/ops/cross_entropy/cross_entropy.h"
+
 #include <cmath>
 #include <numeric>
 
 #include <muster/check.h>
-
-#include "worker_runtime/ops/cross_entropy/cross_entropy_body.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker_runtime/ops/cross_entropy/cross_entropy.cc"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // On a GPU: small batches by muster's own kernels, the others by cuBLASLt where it is there.
+#include "worker_runtime/ops/linear/cuda_linear.h"
+
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/ops/linear/gemm_plan.h"
-#include "worker_runtime/ops/linear/linear_body.h"
 
 namespace muster::nn::cuda {
 namespace {
@@ -11,11 +12,11 @@ struct OwnLinear final : PreparedLinear {
   OwnLinear(Device& on, const LinearShape& of) : device(&on), shape(of) {}
   void forward(const float* x, const float* w, const float* b, float* y, bool relu,
                void* /*workspace*/) override {
-    device->report_cuda(launch_linear_forward(shape, x, w, b, y, relu, device->stream()), "linear");
+    device->report_cuda(linear_forward(shape, x, w, b, y, relu, device->stream()), "linear");
   }
   void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
                 bool relu, void* /*workspace*/) override {
-    device->report_cuda(launch_linear_backward({shape, x, w, y, dy, dx, dw, db, relu}, device->stream()),
+    device->report_cuda(linear_backward(shape, x, w, y, dy, dx, dw, db, relu, device->stream()),
                         "linear backward");
   }
 
@@ -59,10 +60,9 @@ struct BlasLinear final : PreparedLinear {
   }
   void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
                 bool relu, void* workspace) override {
-    if (relu) device->report_cuda(launch_relu_mask(shape, y, dy, stream()), "linear backward (mask)");
+    if (relu) device->report_cuda(relu_mask(shape, y, dy, stream()), "linear backward (mask)");
     report(weights->run(x, dy, dw, db, workspace, stream()));
-    if (!sums_bias)
-      device->report_cuda(launch_bias_gradient(shape, dy, db, stream()), "linear backward (bias)");
+    if (!sums_bias) device->report_cuda(bias_gradient(shape, dy, db, stream()), "linear backward (bias)");
     if (dx != nullptr) report(data->run(w, dy, dx, nullptr, workspace, stream()));
   }
 
@@ -80,7 +80,7 @@ struct BlasLinear final : PreparedLinear {
 }  // namespace
 
 std::unique_ptr<PreparedLinear> prepare_linear(Device& device, const LinearShape& shape) {
-  if (shape.batch > 64) {
+  if (shape.batch > kSmallBatch) {
     if (const auto* const blas = static_cast<muster::cuda::CudaDevice&>(device).blas(); blas != nullptr) {
       // Without an algorithm for this shape: ours computes every shape.
       auto made = BlasLinear::make(device, *blas, shape);

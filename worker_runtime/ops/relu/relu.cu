@@ -7,24 +7,35 @@ namespace {
 struct ReluForward {
   const float* x;
   float* y;
-  __device__ void operator()(std::int64_t i) const { y[i] = x[i] <= 0 ? 0 : x[i]; }
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    Lanes<N> values = load<N>(x + i);
+    for (int l = 0; l < N; ++l) values.v[l] = values.v[l] <= 0 ? 0 : values.v[l];
+    store(y + i, values);
+  }
 };
 
 struct ReluBackward {
   const float* y;
   const float* dy;
   float* dx;
-  __device__ void operator()(std::int64_t i) const { dx[i] = y[i] <= 0 ? 0 : dy[i]; }
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    const Lanes<N> output = load<N>(y + i);
+    Lanes<N> values = load<N>(dy + i);
+    for (int l = 0; l < N; ++l) values.v[l] = output.v[l] <= 0 ? 0 : values.v[l];
+    store(dx + i, values);
+  }
 };
 
 }  // namespace
 
 int relu_forward(const float* x, float* y, std::int64_t count, void* stream) {
-  return for_each_element(count, stream, ReluForward{x, y});
+  return for_each_lane(count, stream, ReluForward{x, y}, {x, y});
 }
 
 int relu_backward(const float* y, const float* dy, float* dx, std::int64_t count, void* stream) {
-  return for_each_element(count, stream, ReluBackward{y, dy, dx});
+  return for_each_lane(count, stream, ReluBackward{y, dy, dx}, {y, dy, dx});
 }
 
 }  // namespace muster::nn::cuda
