@@ -20,6 +20,9 @@ import torch.nn.functional as F
 from torch import nn
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "../bench"))
+from train_torch import Block, ResNet  # noqa: E402
+
 NAMES = {"float32": "F32", "int32": "I32", "int64": "I64", "uint8": "U8"}
 
 
@@ -240,54 +243,6 @@ def ops():
     for key, value in model.named_parameters():
         tensors[f"lenet5.{key}.grad_norm"] = value.grad.norm().reshape(1).numpy()
     write("pytorch_ops.safetensors", tensors)
-
-
-class Block(nn.Module):
-    """torchvision's BasicBlock (expansion 1) and Bottleneck (expansion 4), with their names."""
-
-    def __init__(self, channels, width, stride, expansion):
-        super().__init__()
-        sizes = [(3, stride), (3, 1)] if expansion == 1 else [(1, 1), (3, stride), (1, 1)]
-        self.count = len(sizes)
-        out = width * expansion
-        for i, (kernel, step) in enumerate(sizes):
-            to = out if i + 1 == self.count else width
-            setattr(self, f"conv{i + 1}", nn.Conv2d(channels if i == 0 else width, to, kernel, step, kernel // 2, bias=False))
-            setattr(self, f"bn{i + 1}", nn.BatchNorm2d(to))
-        self.downsample = None
-        if stride != 1 or channels != out:
-            self.downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-
-    def forward(self, x):
-        y = x
-        for i in range(self.count):
-            y = getattr(self, f"bn{i + 1}")(getattr(self, f"conv{i + 1}")(y))
-            if i + 1 < self.count:
-                y = F.relu(y)
-        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
-
-
-class ResNet(nn.Module):
-    def __init__(self, depth, classes):
-        super().__init__()
-        blocks = {18: [2, 2, 2, 2], 50: [3, 4, 6, 3]}[depth]
-        expansion = 1 if depth == 18 else 4
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        channels = 64
-        for stage, count in enumerate(blocks):
-            layer = []
-            for i in range(count):
-                layer.append(Block(channels, 64 << stage, 2 if stage > 0 and i == 0 else 1, expansion))
-                channels = (64 << stage) * expansion
-            setattr(self, f"layer{stage + 1}", nn.Sequential(*layer))
-        self.fc = nn.Linear(channels, classes)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
-        for stage in range(4):
-            x = getattr(self, f"layer{stage + 1}")(x)
-        return self.fc(x.mean((2, 3)))
 
 
 def resnet():
