@@ -189,9 +189,11 @@ Result<void> measure(const Settings& settings) {
     if (context.rank != 0) return {};
     std::printf(
         "{\"steps\": %d, \"seconds\": %.9f, \"batch_size\": %d, \"world_size\": %d, \"loss\": %.9f, "
-        "\"replays\": %llu, \"version\": \"muster\"}\n",
+        "\"replays\": %llu, \"buckets\": %zu, \"communication_ms\": %.3f, \"hidden\": %.3f, \"version\": "
+        "\"muster\"}\n",
         count, seconds.count(), settings.batch_size, context.world_size, metrics.loss(),
-        static_cast<unsigned long long>(trainer->num_replays()));
+        static_cast<unsigned long long>(trainer->num_replays()), ddp->buckets().size(),
+        ddp->communication().milliseconds_per_step(), ddp->communication().hidden_share());
     std::fflush(stdout);
     return {};
   };

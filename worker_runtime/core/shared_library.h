@@ -22,11 +22,13 @@ class SharedLibrary {
 
   [[nodiscard]] static Result<SharedLibrary> open(const Request& request);
 
-  /// Fills a function pointer; kUnsupported naming the symbol and the library's file.
-  template <class Function>
-  [[nodiscard]] Result<void> load(Function*& slot, const char* symbol) const {
+  /// Fills function pointers, each in front of its symbol; kUnsupported naming the symbol and the library's
+  /// file.
+  template <class Function, class... Rest>
+  [[nodiscard]] Result<void> load(Function*& slot, const char* symbol, Rest&&... rest) const {
     MUSTER_TRY(void* address, find(symbol));
     slot = reinterpret_cast<Function*>(address);
+    if constexpr (sizeof...(rest) != 0) return load(rest...);
     return {};
   }
 
@@ -47,6 +49,9 @@ class SharedLibrary {
   std::string name_;
   std::string path_;  // as it was opened
 };
+
+/// "9.19.0" of 91900: how CUDA's libraries write their versions.
+[[nodiscard]] std::string version_text(std::size_t number);
 
 /// `soname` as the loader finds it, then in $CUDA_HOME/lib64 and /usr/local/cuda/lib64, which installers of
 /// the toolkit do not always tell the loader about.

@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <utility>
 
@@ -46,6 +47,9 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
       ->check(CLI::IsMember({"off", "bf16", "fp16"}));
   app.add_option("--device", device, "auto: GPUs where there is one per rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option("--gpu-memory-fraction", o.gpu_memory_fraction,
+                 "above 0: the part of the device's memory that parameters, gradients, activations and data "
+                 "may take");
   app.add_option(
          "--logical-shards", o.logical_shards,
          "a power of two: batches of --batch-size per step over all ranks, which then does not depend on "
@@ -73,6 +77,9 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
     if (!std::isfinite(value))
       return muster::fail(muster::ErrorCode::kInvalidArgument,
                           std::string(flag) + ": not a finite number; see fashion_mnist --help");
+  if (!(o.gpu_memory_fraction > 0 && o.gpu_memory_fraction <= 1))
+    return muster::fail(muster::ErrorCode::kInvalidArgument,
+                        "--gpu-memory-fraction: not above 0 and at most 1; see fashion_mnist --help");
   // CLI11 2.1 would read -1 as 2^64 - 1.
   const auto [end, code] = std::from_chars(seed_text.data(), seed_text.data() + seed_text.size(), o.seed);
   if (code != std::errc() || end != seed_text.data() + seed_text.size())
@@ -85,6 +92,22 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
                           : muster::DType::kFloat16;
   o.seed_given = seed->count() > 0;
   return parsed;
+}
+
+std::optional<std::string> obstacle(const DeviceFacts& facts) {
+  const std::string who = "rank " + std::to_string(facts.rank);
+  if (facts.gpus == 0) return who + " sees no GPU";
+  if (facts.gpu >= facts.gpus)
+    return who + " would take GPU " + std::to_string(facts.gpu) + " and sees " + std::to_string(facts.gpus) +
+           ": a GPU per rank is needed";
+  if (facts.world_size > 1 && !facts.nccl_problem.empty()) return who + ": " + facts.nccl_problem;
+  return std::nullopt;
+}
+
+int local_number(const char* local_rank, const char* slurm_local_id, int otherwise) {
+  for (const char* text : {local_rank, slurm_local_id})
+    if (text != nullptr && *text != '\0') return static_cast<int>(std::strtol(text, nullptr, 10));
+  return otherwise;
 }
 
 }  // namespace fashion

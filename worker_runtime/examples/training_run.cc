@@ -11,8 +11,6 @@
 #include <muster/safe_point.h>
 #include <muster/sampler.h>
 
-#include "worker_runtime/examples/device_choice.h"
-
 namespace fashion {
 namespace {
 
@@ -46,13 +44,6 @@ muster::Result<bool> agree_on_gpus(const DeviceFacts& facts, muster::ProcessGrou
   return votes[0] == facts.world_size;
 }
 
-template <class... Arguments>
-std::string format(const char* pattern, Arguments... arguments) {
-  char buffer[256];
-  std::snprintf(buffer, sizeof buffer, pattern, arguments...);
-  return buffer;
-}
-
 }  // namespace
 
 muster::Result<std::unique_ptr<TrainingRun>> TrainingRun::start(const Options& options) {
@@ -73,9 +64,10 @@ muster::Result<void> TrainingRun::load() {
 /// The ranks and the device. Under `auto` the ranks meet on the CPU and go on to the GPUs together or not at
 /// all.
 muster::Result<void> TrainingRun::join() {
+  const muster::ComputeOptions device{.memory_fraction = options_.gpu_memory_fraction};
   if (options_.device == DeviceChoice::kCuda) {
     const int gpu = gpu_of_rank(0);
-    MUSTER_TRY(compute_, muster::make_compute(muster::DeviceType::kCuda, gpu));
+    MUSTER_TRY(compute_, muster::make_compute(muster::DeviceType::kCuda, gpu, device));
     MUSTER_TRY(context_, muster::init(on_gpu(compute_, gpu)));
     return {};
   }
@@ -91,7 +83,7 @@ muster::Result<void> TrainingRun::join() {
     MUSTER_TRY(use_gpus, agree_on_gpus(facts, *context_.group));
   }
   MUSTER_TRY(compute_, muster::make_compute(use_gpus ? muster::DeviceType::kCuda : muster::DeviceType::kCpu,
-                                            facts.gpu));
+                                            facts.gpu, device));
   if (use_gpus) {
     MUSTER_TRY(context_.group, muster::new_group(context_, "gpu", on_gpu(compute_, facts.gpu)));
   }
@@ -252,12 +244,13 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
   Clock::time_point window_begin = begin;
   std::int64_t window_steps = 0;
   while (view.step < view.steps && !stop) {
-    MUSTER_OK(trainer_->step());
+    const std::int64_t window_rest = options_.log_every - view.step % options_.log_every;
+    MUSTER_TRY(const std::int64_t steps, trainer_->steps(std::min(window_rest, view.steps - view.step)));
     MUSTER_TRY(stop, preemption_->should_stop());
-    ++view.step;
-    ++window_steps;
+    view.step += steps;
+    window_steps += steps;
     // The clock is read every 16th step: at 150 us a step more would be noticed.
-    if (view.step % 16 == 0 && progress.draws_bar()) progress.tick(view, Clock::now());
+    if (view.step % 16 < steps && progress.draws_bar()) progress.tick(view, Clock::now());
     // At the same steps whether or not the run was resumed.
     const bool window_ends = view.step % options_.log_every == 0;
     const bool full_window = window_steps == options_.log_every;
@@ -328,6 +321,9 @@ std::string TrainingRun::report(const Summary& summary) const {
                   static_cast<double>(summary.images) / summary.train_seconds,
                   static_cast<double>(summary.steps) / summary.train_seconds, context_.world_size,
                   context_.world_size == 1 ? "" : "s", summary.train_seconds);
+  if (const auto time = ddp_->communication(); time.steps > 0 && ddp_->buckets().size() > 1)
+    out += format("communication  %.2f ms a step, %.0f %% hidden behind backward\n",
+                  time.milliseconds_per_step(), 100 * time.hidden_share());
   out += "parameters   sha256 " + muster::nn::parameters_sha256(*model_) + "\n";
   return out;
 }
