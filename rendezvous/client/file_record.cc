@@ -6,13 +6,12 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/base/archive.h"
-
 namespace muster {
 namespace {
 
 void encode_part(std::string_view part, std::string& out) {
-  ArchiveWriter{out}(static_cast<std::uint32_t>(part.size()));
+  const auto length = static_cast<std::uint32_t>(part.size());
+  out.append(reinterpret_cast<const char*>(&length), sizeof length);
   out += part;
 }
 

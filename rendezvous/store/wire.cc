@@ -6,8 +6,6 @@
 
 #include <muster/check.h>
 
-#include "rendezvous/base/archive.h"
-
 namespace muster::wire {
 namespace {
 
@@ -52,11 +50,11 @@ int opcode_byte(Op op, Generation generation) {
 }
 
 void put_u32(std::string& out, std::uint32_t value) {
-  ArchiveWriter{out}(value);
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
 void put_i64(std::string& out, std::int64_t value) {
-  ArchiveWriter{out}(value);
+  out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
 void put_bytes(std::string& out, std::string_view bytes) {

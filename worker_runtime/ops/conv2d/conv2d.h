@@ -45,8 +45,9 @@ void direct_conv_weight_gradient(const ConvShape& shape, const float* x, const f
 
 /// oneDNN's primitives, built once (milliseconds), executed many times. Tensors stay plain NCHW outside;
 /// where oneDNN prefers blocked ones, the reorders and their memory are part of the object. Runs on one
-/// thread: a rank has one core, whatever OMP_NUM_THREADS says. Failure to execute is a bug and aborts.
-[[nodiscard]] Result<std::unique_ptr<PreparedConv2d>> make_dnnl_conv(const ConvShape& shape);
+/// thread: a rank has one core, whatever OMP_NUM_THREADS says. Failure to execute is a bug and aborts. Plain
+/// loops in a build without oneDNN (MUSTER_GPU_HOST).
+[[nodiscard]] Result<std::unique_ptr<PreparedConv2d>> make_general_conv(const ConvShape& shape);
 
 namespace cuda {  // cuda_conv2d.cc
 [[nodiscard]] std::unique_ptr<PreparedConv2d> prepare_conv2d(Device& device, const ConvShape& shape);

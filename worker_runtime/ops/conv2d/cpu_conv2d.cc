@@ -73,7 +73,7 @@ Result<std::unique_ptr<PreparedConv2d>> PreparedConv2d::make([[maybe_unused]] De
   if (device.stream() != nullptr) return cuda::prepare_conv2d(device, shape);
 #endif
   if (direct_is_faster(shape)) return std::make_unique<DirectConv>(shape);
-  return make_dnnl_conv(shape);
+  return make_general_conv(shape);
 }
 
 }  // namespace muster::nn

@@ -158,7 +158,7 @@ struct DnnlConv final : PreparedConv2d {
 
 }  // namespace
 
-Result<std::unique_ptr<PreparedConv2d>> make_dnnl_conv(const ConvShape& shape) {
+Result<std::unique_ptr<PreparedConv2d>> make_general_conv(const ConvShape& shape) {
   const OneThread one_thread;  // the number of threads is part of what the primitives are compiled for
   try {
     return std::make_unique<DnnlConv>(shape);

@@ -4,23 +4,15 @@
 #include <limits>
 #include <string>
 
-#include <oneapi/dnnl/dnnl.h>
-
-#include <muster/check.h>
-
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/linear/linear.h"
-#include "worker_runtime/ops/one_thread.h"
 
 namespace muster::nn {
 namespace {
 
 struct CpuLinear final : PreparedLinear {
-  explicit CpuLinear(const LinearShape& of) : shape(of) {
-    // One core of a Zen 4, microseconds of dw + dx, own against sgemm: 512->512, batch 64: 605 / 594;
-    // 784->512, batch 256: 3999 / 3620;  1024->1024, batch 256: 18160 / 10409.
-    sgemm_is_faster = std::int64_t{shape.in_features} * shape.out_features >= 512 * 512 && shape.batch >= 16;
-    if (sgemm_is_faster) backend = "oneDNN";
+  explicit CpuLinear(const LinearShape& of) : shape(of), sgemm(linear_sgemm_is_faster(of)) {
+    if (sgemm) backend = "oneDNN";
   }
 
   void forward(const float* x, const float* w, const float* b, float* y, bool relu,
@@ -30,18 +22,11 @@ struct CpuLinear final : PreparedLinear {
   void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
                 bool relu, void* /*workspace*/) override {
     linear_vector_output_gradient(shape, y, dy, db, relu);
-    if (!sgemm_is_faster) return linear_vector_backward(shape, x, w, dy, dx, dw);
-    const OneThread one_thread;
-    const int batch = shape.batch, in = shape.in_features, out = shape.out_features;
-    dnnl_status_t status = dnnl_sgemm('T', 'N', out, in, batch, 1.0F, dy, out, x, in, 0.0F, dw, in);
-    MUSTER_CHECK(status == dnnl_success, "oneDNN refused the product of a linear layer's weight gradient");
-    if (dx == nullptr) return;
-    status = dnnl_sgemm('N', 'N', batch, in, out, 1.0F, dy, out, w, in, 0.0F, dx, in);
-    MUSTER_CHECK(status == dnnl_success, "oneDNN refused the product of a linear layer's input gradient");
+    sgemm ? linear_sgemm_backward(shape, x, w, dy, dx, dw) : linear_vector_backward(shape, x, w, dy, dx, dw);
   }
 
   LinearShape shape;
-  bool sgemm_is_faster = false;
+  bool sgemm;
 };
 
 Result<void> check_shape(const LinearShape& s) {

@@ -36,6 +36,12 @@ void linear_vector_output_gradient(const LinearShape& shape, const float* y, flo
 void linear_vector_backward(const LinearShape& shape, const float* x, const float* w, const float* dy,
                             float* dx, float* dw);
 
+/// The same products by oneDNN, and where they are faster: nowhere in a build without oneDNN
+/// (MUSTER_GPU_HOST).
+[[nodiscard]] bool linear_sgemm_is_faster(const LinearShape& shape);
+void linear_sgemm_backward(const LinearShape& shape, const float* x, const float* w, const float* dy,
+                           float* dx, float* dw);
+
 namespace cuda {  // cuda_linear.cc
 [[nodiscard]] std::unique_ptr<PreparedLinear> prepare_linear(Device& device, const LinearShape& shape);
 }
