@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sha256 without OpenSSL, for GPU hosts (MUSTER_GPU_HOST), as FIPS 180-4 writes it.
+// sha256() without OpenSSL, for GPU hosts (MUSTER_GPU_HOST), as FIPS 180-4 writes it.
 #include <array>
 #include <bit>
 #include <cmath>
@@ -28,9 +28,7 @@ Words fractions(Root root) {
   return words;
 }
 
-}  // namespace
-
-struct Sha256::Context {
+struct Context {
   const Words k = fractions([](long double n) { return std::cbrt(n); });
   Words state = fractions([](long double n) { return std::sqrt(n); });  // of which eight count
   std::string block;
@@ -61,24 +59,23 @@ struct Sha256::Context {
   }
 };
 
-Sha256::Sha256() : context_(std::make_unique<Context>()) {}
+}  // namespace
 
-Sha256::~Sha256() = default;
-
-void Sha256::update(std::string_view bytes) {
-  context_->size_bytes += bytes.size();
-  for (const char byte : bytes) context_->add(byte);
-}
-
-std::string Sha256::finish() {
-  context_->add('\x80');
-  while (context_->block.size() != 56) context_->add('\0');
+std::string sha256(std::span<const std::string_view> pieces) {
+  Context context;
+  for (const std::string_view piece : pieces)
+    for (const char byte : piece) {
+      context.add(byte);
+      ++context.size_bytes;
+    }
+  context.add('\x80');
+  while (context.block.size() != 56) context.add('\0');
   for (int shift = 56; shift >= 0; shift -= 8)
-    context_->add(static_cast<char>(context_->size_bytes * 8 >> shift));
+    context.add(static_cast<char>(context.size_bytes * 8 >> shift));
   std::string text;
   for (std::size_t i = 0; i < 8; ++i) {
     std::array<char, 9> hex{};
-    std::snprintf(hex.data(), hex.size(), "%08x", context_->state[i]);
+    std::snprintf(hex.data(), hex.size(), "%08x", context.state[i]);
     text += hex.data();
   }
   return text;
