@@ -19,19 +19,9 @@
 
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster {
 namespace {
-
-/// Asked of the directory, so that no file is made on a disk.
-bool lies_in_memory(const std::string& path) {
-  const auto slash = path.rfind('/');
-  struct statfs info {};
-  if (::statfs(slash == std::string::npos ? "." : path.substr(0, slash + 1).c_str(), &info) != 0)
-    return false;
-  return info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC;
-}
 
 /// Programs that a process executes one after another have one id.
 std::uint32_t this_program() {
@@ -53,6 +43,23 @@ std::string_view name_in(const PageSlot& slot) {
 
 }  // namespace
 
+bool lies_in_memory(const std::string& path) {
+  struct statfs info {};
+  if (::statfs(path.c_str(), &info) != 0) return false;
+  return info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC;
+}
+
+UniqueFd open_page_file(const std::string& path, std::size_t size_bytes) {
+  // O_NONBLOCK: a pipe in its place must not hold up the training.
+  UniqueFd file(retry_eintr(
+      [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666); }));
+  struct stat info {};
+  if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+  // Reserved, not only long: a store into a page for which a full tmpfs has no room is SIGBUS.
+  if (::posix_fallocate(file.get(), 0, static_cast<off_t>(size_bytes)) != 0) return {};
+  return file;
+}
+
 std::shared_ptr<RuntimePageMap> RuntimePageMap::open() {
   const char* const path = std::getenv(std::string(env::kProgressFile).c_str());
   return path == nullptr || *path == '\0' ? nullptr : open(path);
@@ -60,14 +67,11 @@ std::shared_ptr<RuntimePageMap> RuntimePageMap::open() {
 
 std::shared_ptr<RuntimePageMap> RuntimePageMap::open(std::string_view progress_file) {
   const std::string path = runtime_page_file(progress_file);
-  if (!lies_in_memory(path)) return nullptr;
-  // O_NONBLOCK: a pipe in its place must not hold up the training.
-  const UniqueFd file(retry_eintr(
-      [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666); }));
-  struct stat info {};
-  if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return nullptr;
-  // Reserved, not only long: a store into a page for which a full tmpfs has no room is SIGBUS.
-  if (::posix_fallocate(file.get(), 0, sizeof(RuntimePage)) != 0) return nullptr;
+  const auto slash = path.rfind('/');
+  // Asked of the directory, so that no file is made on a disk.
+  if (!lies_in_memory(slash == std::string::npos ? "." : path.substr(0, slash + 1))) return nullptr;
+  const UniqueFd file = open_page_file(path, sizeof(RuntimePage));
+  if (!file) return nullptr;
   void* const memory =
       ::mmap(nullptr, sizeof(RuntimePage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (memory == MAP_FAILED) return nullptr;

@@ -11,8 +11,14 @@
 #include <utility>
 
 #include "rendezvous/base/runtime_page.h"
+#include "rendezvous/base/unique_fd.h"
 
 namespace muster {
+
+/// A file of one page that the launcher reads: made, reserved and open; none where that cannot be.
+[[nodiscard]] UniqueFd open_page_file(const std::string& path, std::size_t size_bytes);
+/// Of a file or folder: on a tmpfs.
+[[nodiscard]] bool lies_in_memory(const std::string& path);
 
 class RuntimePageMap {
  public:

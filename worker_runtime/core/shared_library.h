@@ -22,11 +22,13 @@ class SharedLibrary {
 
   [[nodiscard]] static Result<SharedLibrary> open(const Request& request);
 
-  /// Fills a function pointer; kUnsupported naming the symbol and the library's file.
-  template <class Function>
-  [[nodiscard]] Result<void> load(Function*& slot, const char* symbol) const {
+  /// Fills function pointers, each in front of its symbol; kUnsupported naming the symbol and the library's
+  /// file.
+  template <class Function, class... Rest>
+  [[nodiscard]] Result<void> load(Function*& slot, const char* symbol, Rest&&... rest) const {
     MUSTER_TRY(void* address, find(symbol));
     slot = reinterpret_cast<Function*>(address);
+    if constexpr (sizeof...(rest) != 0) return load(rest...);
     return {};
   }
 

@@ -9,13 +9,6 @@
 namespace fashion {
 namespace {
 
-template <class... Arguments>
-std::string format(const char* pattern, Arguments... arguments) {
-  char buffer[128];
-  std::snprintf(buffer, sizeof buffer, pattern, arguments...);
-  return buffer;
-}
-
 std::string loss_text(double loss) {
   return std::isnan(loss) ? "loss      -" : format("loss %.4f", loss);
 }

@@ -10,6 +10,14 @@
 
 namespace fashion {
 
+/// printf's text, of at most 255 bytes.
+template <class... Arguments>
+std::string format(const char* pattern, Arguments... arguments) {
+  char buffer[256];
+  std::snprintf(buffer, sizeof buffer, pattern, arguments...);
+  return buffer;
+}
+
 /// What a line shows; pure, so that its text is tested without a terminal.
 struct ProgressView {
   int epoch = 0;  // 1-based

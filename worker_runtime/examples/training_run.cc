@@ -46,13 +46,6 @@ muster::Result<bool> agree_on_gpus(const DeviceFacts& facts, muster::ProcessGrou
   return votes[0] == facts.world_size;
 }
 
-template <class... Arguments>
-std::string format(const char* pattern, Arguments... arguments) {
-  char buffer[256];
-  std::snprintf(buffer, sizeof buffer, pattern, arguments...);
-  return buffer;
-}
-
 }  // namespace
 
 muster::Result<std::unique_ptr<TrainingRun>> TrainingRun::start(const Options& options) {

@@ -10,6 +10,7 @@
 #include <muster/check.h>
 #include <muster/nn.h>
 
+#include "worker_runtime/core/sha256.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/graph/fuse.h"
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
@@ -203,6 +204,15 @@ void Model::write_params(std::span<const float> arena) {
 }
 void Model::write_buffers(std::span<const float> arena) {
   write(arena, buffer_arena_, host_buffers_, buffer_elements_);
+}
+
+std::string parameters_sha256(const Model& model) {
+  const std::vector<float> arena = model.read_params();
+  std::vector<std::string_view> pieces;
+  for (const Parameter& parameter : model.parameters())
+    pieces.emplace_back(reinterpret_cast<const char*>(arena.data() + parameter.offset),
+                        parameter.count * sizeof(float));
+  return sha256(pieces);
 }
 
 }  // namespace muster::nn

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The group of one rank.
+// The group of one rank: memory and copies, without NCCL, which a machine with one GPU need not have.
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
-#include <muster/process_group.h>
+#include "worker_runtime/groups/base/collective.h"
+#include "worker_runtime/groups/nccl/nccl_group.h"
 
 namespace muster {
 namespace {
@@ -16,49 +17,75 @@ class DoneWork final : public Work {
 
 class SingleGroup final : public ProcessGroup {
  public:
+  /// `gpu`: nullptr on the CPU. `stream`: the compute stream; not owned.
+  SingleGroup(std::shared_ptr<nccl::NcclDevice> gpu, void* stream) : gpu_(std::move(gpu)), stream_(stream) {}
   ~SingleGroup() override {
-    for (void* block : blocks_) std::free(block);
+    for (void* block : blocks_) gpu_ != nullptr ? gpu_->free(block) : std::free(block);
   }
+
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
   std::string_view backend() const override { return "single"; }
+  DeviceType device() const override { return gpu_ != nullptr ? DeviceType::kCuda : DeviceType::kCpu; }
   Result<void> all_reduce(Buffer /*buffer*/, ReduceOp /*op*/) override { return {}; }
   Result<std::unique_ptr<Work>> start_all_reduce(Buffer /*buffer*/, ReduceOp /*op*/) override {
     return std::make_unique<DoneWork>();
   }
-  Result<void> broadcast(Buffer /*buffer*/, int /*root*/) override { return {}; }
-  Result<void> all_gather(ConstBuffer input, Buffer output) override { return copy(input, output); }
-  Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp /*op*/) override {
+  Result<void> broadcast(Buffer buffer, int root) override {
+    MUSTER_OK(groups::describe_broadcast(buffer, root, 1));
+    return {};
+  }
+  Result<void> all_gather(ConstBuffer input, Buffer output) override {
+    MUSTER_OK(groups::describe_all_gather(input, output, 1));
     return copy(input, output);
   }
-  Result<void> barrier() override { return {}; }
+  Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) override {
+    MUSTER_OK(groups::describe_reduce_scatter(input, output, op, 1));
+    return copy(input, output);
+  }
+  Result<void> barrier() override {
+    if (gpu_ == nullptr) return {};
+    MUSTER_OK(gpu_->select());
+    MUSTER_TRY(const bool captured, gpu_->is_capturing(stream_));
+    if (captured) return fail(ErrorCode::kInvalidArgument, "a barrier cannot be part of a captured step");
+    return gpu_->synchronize(stream_);
+  }
   Result<void*> allocate(std::size_t size_bytes) override {
-    const std::size_t rounded = (size_bytes + 63) / 64 * 64;
-    void* block = std::aligned_alloc(64, rounded == 0 ? 64 : rounded);
-    if (block == nullptr)
+    const std::size_t rounded = std::max<std::size_t>((size_bytes + 63) / 64 * 64, 64);
+    void* block = nullptr;
+    if (gpu_ != nullptr) {
+      MUSTER_OK(gpu_->select());
+      MUSTER_TRY(block, gpu_->allocate(rounded));
+    } else if (block = std::aligned_alloc(64, rounded); block != nullptr) {
+      std::memset(block, 0, rounded);
+    } else {
       return fail(ErrorCode::kExhausted, "allocate " + std::to_string(size_bytes) + " bytes: out of memory");
-    std::memset(block, 0, rounded);
+    }
     blocks_.push_back(block);
     return block;
   }
 
  private:
-  static Result<void> copy(ConstBuffer input, Buffer output) {
-    if (input.size_bytes() != output.size_bytes())
-      return fail(ErrorCode::kInvalidArgument, "collective in a world of 1: input has " +
-                                                   std::to_string(input.size_bytes()) + " bytes, output " +
-                                                   std::to_string(output.size_bytes()));
-    if (input.data != output.data) std::memmove(output.data, input.data, input.size_bytes());
-    return {};
+  Result<void> copy(ConstBuffer input, Buffer output) {
+    if (input.data == output.data || input.size_bytes() == 0) return {};
+    if (gpu_ == nullptr) return std::memmove(output.data, input.data, input.size_bytes()), Result<void>{};
+    MUSTER_OK(gpu_->select());
+    return gpu_->copy(output.data, input.data, input.size_bytes(), stream_);
   }
 
+  const std::shared_ptr<nccl::NcclDevice> gpu_;
+  void* const stream_;
   std::vector<void*> blocks_;
 };
 
 }  // namespace
 
 std::unique_ptr<ProcessGroup> make_single_group() {
-  return std::make_unique<SingleGroup>();
+  return std::make_unique<SingleGroup>(nullptr, nullptr);
+}
+
+std::unique_ptr<ProcessGroup> nccl::make_single_group(std::shared_ptr<NcclDevice> device, void* stream) {
+  return std::make_unique<SingleGroup>(std::move(device), stream);
 }
 
 }  // namespace muster

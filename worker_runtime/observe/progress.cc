@@ -4,12 +4,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
-#include <linux/magic.h>
 #include <string>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <muster/progress.h>
@@ -17,7 +13,6 @@
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/progress_page.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 #include "worker_runtime/core/runtime_page_map.h"
 
 namespace muster {
@@ -25,12 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBetweenWrites{1};
-
-bool lies_in_memory(int fd) {
-  struct statfs info {};
-  if (::fstatfs(fd, &info) != 0) return false;
-  return info.f_type == TMPFS_MAGIC || info.f_type == RAMFS_MAGIC;
-}
 
 /// One aligned store, which a reader sees whole. Of one writer, so that a counter needs no locked addition.
 template <class T>
@@ -44,14 +33,9 @@ class Progress::Page {
  public:
   static std::unique_ptr<Page> open(const char* path) {
     if (path == nullptr || *path == '\0') return nullptr;
-    // O_NONBLOCK: a pipe in its place must not hold up the training.
-    UniqueFd file(retry_eintr(
-        [&] { return ::open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666); }));
-    struct stat info {};
-    if (!file || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) return nullptr;
-    // Reserved, not only long: a store into a page for which a full tmpfs has no room is SIGBUS.
-    if (::posix_fallocate(file.get(), 0, sizeof(ProgressPage)) != 0) return nullptr;
-    if (!lies_in_memory(file.get())) {
+    UniqueFd file = open_page_file(path, sizeof(ProgressPage));
+    if (!file) return nullptr;
+    if (!lies_in_memory(path)) {
       auto page = std::unique_ptr<Page>(new Page(std::move(file)));
       if (!page->load()) return nullptr;
       page->initialize();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <charconv>
 #include <cmath>
 #include <numeric>
@@ -76,14 +75,11 @@ Result<TrainingState> read_state(const safetensors::Metadata& metadata) {
 std::string digest_of(const safetensors::Metadata& metadata,
                       const std::vector<safetensors::TensorView>& tensors,
                       const std::vector<std::size_t>& order) {
-  Sha256 digest;
+  std::vector<std::string_view> pieces;
   for (const auto& [key, value] : metadata)
-    if (key != kDigestKey)
-      for (const std::string_view piece :
-           {std::string_view(key), std::string_view("="), std::string_view(value), std::string_view("\n")})
-        digest.update(piece);
-  for (const std::size_t i : order) digest.update(tensors[i].bytes);
-  return digest.finish();
+    if (key != kDigestKey) pieces.insert(pieces.end(), {key, "=", value, "\n"});
+  for (const std::size_t i : order) pieces.push_back(tensors[i].bytes);
+  return sha256(pieces);
 }
 
 Result<void> read_optimizer(const safetensors::FileView& file, const nn::Model& model,
@@ -147,6 +143,13 @@ Result<Checkpoint> parse_checkpoint(std::string_view bytes, const nn::Model& mod
   return checkpoint;
 }
 
+Result<Checkpoint> checked(const std::string& path, std::string_view bytes, const nn::Model& model,
+                           const std::string& model_name) {
+  auto checkpoint = parse_checkpoint(bytes, model, model_name);
+  if (!checkpoint) return fail("checkpoint " + path, std::move(checkpoint).error());
+  return checkpoint;
+}
+
 }  // namespace
 
 Result<void> save_checkpoint(const std::string& path, const nn::Model& model, const Optimizer& optimizer,
@@ -198,77 +201,39 @@ Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& mod
                                    const std::string& model_name) {
   auto bytes = read_file(path, kMaxModelFileBytes);
   if (!bytes) return fail("checkpoint", std::move(bytes).error());
-  auto checkpoint = parse_checkpoint(*bytes, model, model_name);
-  if (!checkpoint) return fail("checkpoint " + path, std::move(checkpoint).error());
-  return checkpoint;
+  return checked(path, *bytes, model, model_name);
 }
 
 Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name,
                                          nn::Model& model, Optimizer& optimizer, ProcessGroup& group) {
+  // The others get the file's bytes, once rank 0 has found nothing wrong with them.
   HostCollectives host(group, model.compute());
-  const auto names = optimizer.arena_names();
-  Result<Checkpoint> loaded = group.rank() == 0 ? load_checkpoint(path, model, model_name) : Checkpoint{};
-  if (loaded && !loaded->arena_names.empty() &&
-      !std::equal(names.begin(), names.end(), loaded->arena_names.begin(), loaded->arena_names.end()))
-    loaded = fail(ErrorCode::kMismatch, "checkpoint " + path + ": it is of an optimizer with " +
-                                            loaded->arena_names.front() + ", this run's has " +
-                                            joined(names) + "; continue with the optimizer that wrote it");
-  // {success, epoch, step, seed, best_accuracy's bits, best_epoch, world_size, batch_size, has the
-  // optimizer's arenas, epoch_samples, epoch_loss_sum's bits, optimizer's steps, loss scale's bits, growth
-  // tracker, random step, random seed}
-  std::array<std::int64_t, 16> fields{};
-  if (group.rank() == 0 && loaded) {
-    const TrainingState& s = loaded->state;
-    fields = {1,
-              s.epoch,
-              s.step,
-              static_cast<std::int64_t>(s.seed),
-              std::bit_cast<std::int64_t>(s.best_accuracy),
-              s.best_epoch,
-              s.world_size,
-              s.batch_size,
-              loaded->optimizer.arenas.empty() ? 0 : 1,
-              s.epoch_samples,
-              std::bit_cast<std::int64_t>(s.epoch_loss_sum),
-              loaded->optimizer.steps,
-              std::bit_cast<std::int32_t>(loaded->optimizer.loss_scale),
-              loaded->optimizer.growth_tracker,
-              static_cast<std::int64_t>(loaded->random_step),
-              static_cast<std::int64_t>(loaded->random_seed)};
+  Result<std::string> bytes;
+  Result<Checkpoint> loaded;
+  if (group.rank() == 0) {
+    bytes = read_file(path, kMaxModelFileBytes);
+    loaded = bytes ? checked(path, *bytes, model, model_name)
+                   : Result<Checkpoint>(fail("checkpoint", bytes.error()));
+    const auto names = optimizer.arena_names();
+    if (loaded && !loaded->arena_names.empty() &&
+        !std::equal(names.begin(), names.end(), loaded->arena_names.begin(), loaded->arena_names.end()))
+      loaded = fail(ErrorCode::kMismatch, "checkpoint " + path + ": it is of an optimizer with " +
+                                              loaded->arena_names.front() + ", this run's has " +
+                                              joined(names) + "; continue with the optimizer that wrote it");
   }
-  MUSTER_OK(host.broadcast({fields.data(), fields.size(), DType::kInt64}, 0));
+  std::int64_t size = group.rank() == 0 && loaded ? static_cast<std::int64_t>(bytes->size()) : 0;
+  MUSTER_OK(host.broadcast({&size, 1, DType::kInt64}, 0));
   if (!loaded) return fail(std::move(loaded).error());
-  if (fields[0] == 0) return fail(ErrorCode::kFailed, "checkpoint " + path + ": rank 0 could not load it");
+  if (size == 0) return fail(ErrorCode::kFailed, "checkpoint " + path + ": rank 0 could not load it");
+  bytes->resize(static_cast<std::size_t>(size));
+  MUSTER_OK(host.broadcast({bytes->data(), bytes->size(), DType::kUInt8}, 0));
   if (group.rank() != 0) {
-    TrainingState& s = loaded->state;
-    s.model = model_name;
-    s.epoch = fields[1];
-    s.step = fields[2];
-    s.seed = static_cast<std::uint64_t>(fields[3]);
-    s.best_accuracy = std::bit_cast<double>(fields[4]);
-    s.best_epoch = fields[5];
-    s.world_size = static_cast<std::int32_t>(fields[6]);
-    s.batch_size = static_cast<std::int32_t>(fields[7]);
-    s.epoch_samples = fields[9];
-    s.epoch_loss_sum = std::bit_cast<double>(fields[10]);
-    loaded->params.resize(model.arena_elements());
-    loaded->buffers.resize(model.buffer_elements());
-    loaded->optimizer = {{},
-                         fields[11],
-                         std::bit_cast<float>(static_cast<std::int32_t>(fields[12])),
-                         static_cast<std::int32_t>(fields[13])};
-    if (fields[8] != 0)
-      loaded->optimizer.arenas.assign(names.size(), std::vector<float>(model.arena_elements()));
+    MUSTER_TRY(loaded, checked(path, *bytes, model, model_name));
   }
-  MUSTER_OK(host.broadcast({loaded->params.data(), loaded->params.size(), DType::kFloat32}, 0));
-  if (!loaded->buffers.empty())
-    MUSTER_OK(host.broadcast({loaded->buffers.data(), loaded->buffers.size(), DType::kFloat32}, 0));
-  for (std::vector<float>& arena : loaded->optimizer.arenas)
-    MUSTER_OK(host.broadcast({arena.data(), arena.size(), DType::kFloat32}, 0));
   model.write_params(loaded->params);
   model.write_buffers(loaded->buffers);
   optimizer.write_state(loaded->optimizer);
-  model.manual_seed(static_cast<std::uint64_t>(fields[15]), static_cast<std::uint64_t>(fields[14]));
+  model.manual_seed(loaded->random_seed, loaded->random_step);
   return loaded->state;
 }
 

@@ -5,44 +5,37 @@
 
 namespace muster {
 
-Result<void*> HostCollectives::stage(std::size_t size_bytes) {
-  if (size_bytes > stage_bytes_) {
-    MUSTER_TRY(stage_, compute_->allocate(size_bytes));
-    stage_bytes_ = size_bytes;
+/// `run(device, output)`: `input` is at `device`, and what is to become `output` behind it or, of the same
+/// place, there.
+template <class Run>
+Result<void> HostCollectives::staged(ConstBuffer input, Buffer output, const Run& run) {
+  const std::size_t front = input.data == output.data ? 0 : input.size_bytes();
+  if (const std::size_t needed = front + output.size_bytes(); needed > stage_bytes_) {
+    MUSTER_TRY(stage_, compute_->allocate(needed));
+    stage_bytes_ = needed;
   }
-  return stage_;
+  auto* const device = static_cast<std::byte*>(stage_);
+  compute_->copy_to_device(device, input.data, input.size_bytes());
+  MUSTER_OK(compute_->status());
+  MUSTER_OK(
+      run(Buffer{device, input.count, input.dtype}, Buffer{device + front, output.count, output.dtype}));
+  compute_->copy_to_host(output.data, device + front, output.size_bytes());
+  return compute_->status();
 }
 
 Result<void> HostCollectives::broadcast(Buffer host, int root) {
-  if (!staged()) return group_->broadcast(host, root);
-  MUSTER_TRY(void* const device, stage(host.size_bytes()));
-  compute_->copy_to_device(device, host.data, host.size_bytes());
-  MUSTER_OK(compute_->status());
-  MUSTER_OK(group_->broadcast({device, host.count, host.dtype}, root));
-  compute_->copy_to_host(host.data, device, host.size_bytes());
-  return compute_->status();
+  if (group_->device() == DeviceType::kCpu) return group_->broadcast(host, root);
+  return staged(host, host, [&](Buffer, Buffer buffer) { return group_->broadcast(buffer, root); });
 }
 
 Result<void> HostCollectives::all_reduce(Buffer host, ReduceOp op) {
-  if (!staged()) return group_->all_reduce(host, op);
-  MUSTER_TRY(void* const device, stage(host.size_bytes()));
-  compute_->copy_to_device(device, host.data, host.size_bytes());
-  MUSTER_OK(compute_->status());
-  MUSTER_OK(group_->all_reduce({device, host.count, host.dtype}, op));
-  compute_->copy_to_host(host.data, device, host.size_bytes());
-  return compute_->status();
+  if (group_->device() == DeviceType::kCpu) return group_->all_reduce(host, op);
+  return staged(host, host, [&](Buffer, Buffer buffer) { return group_->all_reduce(buffer, op); });
 }
 
 Result<void> HostCollectives::all_gather(ConstBuffer input, Buffer output) {
-  if (!staged()) return group_->all_gather(input, output);
-  MUSTER_TRY(void* const device, stage(input.size_bytes() + output.size_bytes()));
-  auto* const out = static_cast<std::byte*>(device);
-  auto* const in = out + output.size_bytes();
-  compute_->copy_to_device(in, input.data, input.size_bytes());
-  MUSTER_OK(compute_->status());
-  MUSTER_OK(group_->all_gather({in, input.count, input.dtype}, {out, output.count, output.dtype}));
-  compute_->copy_to_host(output.data, out, output.size_bytes());
-  return compute_->status();
+  if (group_->device() == DeviceType::kCpu) return group_->all_gather(input, output);
+  return staged(input, output, [&](Buffer in, Buffer out) { return group_->all_gather(in, out); });
 }
 
 }  // namespace muster

@@ -23,13 +23,12 @@ class HostCollectives {
   [[nodiscard]] Result<void> all_gather(ConstBuffer input, Buffer output);
 
  private:
-  [[nodiscard]] bool staged() const { return group_->device() != DeviceType::kCpu; }
-  /// Device memory of at least this size, kept for the next call.
-  [[nodiscard]] Result<void*> stage(std::size_t size_bytes);
+  template <class Run>
+  [[nodiscard]] Result<void> staged(ConstBuffer input, Buffer output, const Run& run);
 
   ProcessGroup* group_;
   Compute compute_;
-  void* stage_ = nullptr;
+  void* stage_ = nullptr;  // device memory, kept for the next call
   std::size_t stage_bytes_ = 0;
 };
 

@@ -12,20 +12,15 @@ Result<std::unique_ptr<CudaBlas>> CudaBlas::open() {
       SharedLibrary::open({"cuBLASLt " + major, cuda_candidates("libcublasLt.so." + major),
                            "install libcublas-" + major + "-0 or put its folder into LD_LIBRARY_PATH"}));
   std::unique_ptr<CudaBlas> blas(new CudaBlas);
-  MUSTER_OK(library.load(blas->create, "cublasLtCreate"));
-  MUSTER_OK(library.load(blas->destroy, "cublasLtDestroy"));
-  MUSTER_OK(library.load(blas->get_version, "cublasLtGetVersion"));
-  MUSTER_OK(library.load(blas->get_status_string, "cublasLtGetStatusString"));
-  MUSTER_OK(library.load(blas->matmul, "cublasLtMatmul"));
-  MUSTER_OK(library.load(blas->get_heuristic, "cublasLtMatmulAlgoGetHeuristic"));
-  MUSTER_OK(library.load(blas->desc_create, "cublasLtMatmulDescCreate"));
-  MUSTER_OK(library.load(blas->desc_destroy, "cublasLtMatmulDescDestroy"));
-  MUSTER_OK(library.load(blas->desc_set, "cublasLtMatmulDescSetAttribute"));
-  MUSTER_OK(library.load(blas->layout_create, "cublasLtMatrixLayoutCreate"));
-  MUSTER_OK(library.load(blas->layout_destroy, "cublasLtMatrixLayoutDestroy"));
-  MUSTER_OK(library.load(blas->preference_create, "cublasLtMatmulPreferenceCreate"));
-  MUSTER_OK(library.load(blas->preference_destroy, "cublasLtMatmulPreferenceDestroy"));
-  MUSTER_OK(library.load(blas->preference_set, "cublasLtMatmulPreferenceSetAttribute"));
+  MUSTER_OK(library.load(
+      blas->create, "cublasLtCreate", blas->destroy, "cublasLtDestroy", blas->get_version,
+      "cublasLtGetVersion", blas->get_status_string, "cublasLtGetStatusString", blas->matmul,
+      "cublasLtMatmul", blas->get_heuristic, "cublasLtMatmulAlgoGetHeuristic", blas->desc_create,
+      "cublasLtMatmulDescCreate", blas->desc_destroy, "cublasLtMatmulDescDestroy", blas->desc_set,
+      "cublasLtMatmulDescSetAttribute", blas->layout_create, "cublasLtMatrixLayoutCreate",
+      blas->layout_destroy, "cublasLtMatrixLayoutDestroy", blas->preference_create,
+      "cublasLtMatmulPreferenceCreate", blas->preference_destroy, "cublasLtMatmulPreferenceDestroy",
+      blas->preference_set, "cublasLtMatmulPreferenceSetAttribute"));
   MUSTER_OK(blas->check(blas->create(&blas->handle_), "cublasLtCreate"));
   return blas;
 }

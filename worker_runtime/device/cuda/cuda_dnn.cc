@@ -13,18 +13,14 @@ Result<std::unique_ptr<CudaDnn>> CudaDnn::open(cudaStream_t stream) {
              SharedLibrary::open({"cuDNN " + major, cuda_candidates("libcudnn.so." + major),
                                   "install cudnn" + major + "-cuda or put its folder into LD_LIBRARY_PATH"}));
   std::unique_ptr<CudaDnn> dnn(new CudaDnn);
-  MUSTER_OK(library.load(dnn->create, "cudnnCreate"));
-  MUSTER_OK(library.load(dnn->destroy, "cudnnDestroy"));
-  MUSTER_OK(library.load(dnn->set_stream, "cudnnSetStream"));
-  MUSTER_OK(library.load(dnn->get_version, "cudnnGetVersion"));
-  MUSTER_OK(library.load(dnn->get_error_string, "cudnnGetErrorString"));
+  MUSTER_OK(library.load(dnn->create, "cudnnCreate", dnn->destroy, "cudnnDestroy", dnn->set_stream,
+                         "cudnnSetStream", dnn->get_version, "cudnnGetVersion", dnn->get_error_string,
+                         "cudnnGetErrorString"));
   library.load_optional(dnn->get_last_error_string, "cudnnGetLastErrorString");
-  MUSTER_OK(library.load(dnn->create_descriptor, "cudnnBackendCreateDescriptor"));
-  MUSTER_OK(library.load(dnn->destroy_descriptor, "cudnnBackendDestroyDescriptor"));
-  MUSTER_OK(library.load(dnn->set_attribute, "cudnnBackendSetAttribute"));
-  MUSTER_OK(library.load(dnn->get_attribute, "cudnnBackendGetAttribute"));
-  MUSTER_OK(library.load(dnn->finalize, "cudnnBackendFinalize"));
-  MUSTER_OK(library.load(dnn->execute, "cudnnBackendExecute"));
+  MUSTER_OK(library.load(dnn->create_descriptor, "cudnnBackendCreateDescriptor", dnn->destroy_descriptor,
+                         "cudnnBackendDestroyDescriptor", dnn->set_attribute, "cudnnBackendSetAttribute",
+                         dnn->get_attribute, "cudnnBackendGetAttribute", dnn->finalize,
+                         "cudnnBackendFinalize", dnn->execute, "cudnnBackendExecute"));
   MUSTER_OK(dnn->check(dnn->create(&dnn->handle_), "cudnnCreate"));
   MUSTER_OK(dnn->check(dnn->set_stream(dnn->handle_, stream), "cudnnSetStream"));
   return dnn;

@@ -11,37 +11,12 @@ namespace {
 constexpr std::size_t kCacheLine = 64;
 
 std::string_view name_of(OpKind kind) {
-  switch (kind) {
-    case OpKind::kBarrier:
-      return "barrier";
-    case OpKind::kAllReduce:
-      return "all_reduce";
-    case OpKind::kBroadcast:
-      return "broadcast";
-    case OpKind::kAllGather:
-      return "all_gather";
-    case OpKind::kReduceScatter:
-      return "reduce_scatter";
-    case OpKind::kAllocate:
-      return "allocate";
-  }
-  return "unknown operation";
+  return kPageOperations.at(static_cast<std::size_t>(page_operation(kind)));
 }
 
 std::string_view name_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "sum";
-    case ReduceOp::kAvg:
-      return "avg";
-    case ReduceOp::kMin:
-      return "min";
-    case ReduceOp::kMax:
-      return "max";
-    case ReduceOp::kProduct:
-      return "product";
-  }
-  return "unknown reduction";
+  constexpr std::array<std::string_view, 5> kNames{"sum", "avg", "min", "max", "product"};
+  return kNames.at(static_cast<std::size_t>(op));
 }
 
 bool is_float(DType dtype) {

@@ -17,18 +17,13 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
     return fail(ErrorCode::kUnsupported, "load NCCL: " + library.path() + " is version " +
                                              api.version_text() +
                                              ", muster needs 2.18 or newer; install a newer libnccl2");
-  MUSTER_OK(library.load(api.get_unique_id, "ncclGetUniqueId"));
-  MUSTER_OK(library.load(api.comm_init_rank_config, "ncclCommInitRankConfig"));
-  MUSTER_OK(library.load(api.comm_finalize, "ncclCommFinalize"));
-  MUSTER_OK(library.load(api.comm_destroy, "ncclCommDestroy"));
-  MUSTER_OK(library.load(api.comm_abort, "ncclCommAbort"));
-  MUSTER_OK(library.load(api.comm_get_async_error, "ncclCommGetAsyncError"));
-  MUSTER_OK(library.load(api.get_error_string, "ncclGetErrorString"));
-  MUSTER_OK(library.load(api.get_last_error, "ncclGetLastError"));
-  MUSTER_OK(library.load(api.all_reduce, "ncclAllReduce"));
-  MUSTER_OK(library.load(api.broadcast, "ncclBroadcast"));
-  MUSTER_OK(library.load(api.all_gather, "ncclAllGather"));
-  MUSTER_OK(library.load(api.reduce_scatter, "ncclReduceScatter"));
+  MUSTER_OK(library.load(api.get_unique_id, "ncclGetUniqueId", api.comm_init_rank_config,
+                         "ncclCommInitRankConfig", api.comm_finalize, "ncclCommFinalize", api.comm_destroy,
+                         "ncclCommDestroy", api.comm_abort, "ncclCommAbort", api.comm_get_async_error,
+                         "ncclCommGetAsyncError", api.get_error_string, "ncclGetErrorString",
+                         api.get_last_error, "ncclGetLastError", api.all_reduce, "ncclAllReduce",
+                         api.broadcast, "ncclBroadcast", api.all_gather, "ncclAllGather", api.reduce_scatter,
+                         "ncclReduceScatter"));
   library.load_optional(api.mem_alloc, "ncclMemAlloc");
   library.load_optional(api.mem_free, "ncclMemFree");
   if (api.mem_free == nullptr) api.mem_alloc = nullptr;

@@ -245,23 +245,21 @@ void NcclCommThread::start_communicator() {
 }
 
 Status NcclCommThread::call(const Collective& c) {
-  switch (c.kind) {
-    case Collective::Kind::kAllReduce:
-      return api_.all_reduce(c.send, c.receive, c.count, c.type, c.reduce, comm_, stream_);
-    case Collective::Kind::kBroadcast:
+  switch (c.operation) {
+    case PageOperation::kBroadcast:
       return api_.broadcast(c.send, c.receive, c.count, c.type, c.root, comm_, stream_);
-    case Collective::Kind::kAllGather:
+    case PageOperation::kAllGather:
       return api_.all_gather(c.send, c.receive, c.count, c.type, comm_, stream_);
-    case Collective::Kind::kReduceScatter:
+    case PageOperation::kReduceScatter:
       return api_.reduce_scatter(c.send, c.receive, c.count, c.type, c.reduce, comm_, stream_);
+    default:  // a barrier is one, too
+      return api_.all_reduce(c.send, c.receive, c.count, c.type, c.reduce, comm_, stream_);
   }
-  return kInternalError;
 }
 
 void NcclCommThread::tell_of(const Collective& c) {
-  const bool rooted = c.kind == Collective::Kind::kBroadcast;
   told_ = c.sequence;
-  options_.record.begin(c.operation, c.sequence, c.size_bytes, rooted ? c.root : -1);
+  options_.record.begin(c.operation, c.sequence, c.size_bytes, c.root);
 }
 
 void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
@@ -377,7 +375,7 @@ void NcclCommThread::watch_peers() {
   // A broadcast's root may be done and gone while this rank's stream has not come to it; every other
   // collective needs all ranks to the end.
   const bool waits = last_begun_ != last_finished_ ||
-                     (!outstanding_.empty() && outstanding_.front()->kind != Collective::Kind::kBroadcast);
+                     (!outstanding_.empty() && outstanding_.front()->operation != PageOperation::kBroadcast);
   if (!ended_.empty() && waits && now - progress_ > kPeerGrace)
     (void)drive(Event::kPeerEnded, kSuccess, outstanding_.empty() ? captured_name() : oldest_name());
 }

@@ -41,16 +41,14 @@ class EventPool {
 
 /// One collective on its way. The events return to the pool when the last holder lets go.
 struct Collective {
-  enum class Kind { kAllReduce, kBroadcast, kAllGather, kReduceScatter };
   enum class State { kQueued, kIssued, kFinished };
 
-  Kind kind = Kind::kAllReduce;
   const void* send = nullptr;
   void* receive = nullptr;
   std::size_t count = 0;  // as NCCL counts for this kind
   DataType type = kFloat32;
   ReduceKind reduce = kSum;
-  int root = 0;
+  int root = -1;  // of a broadcast
   PageOperation operation = PageOperation::kAllReduce;
   std::uint64_t sequence = 0;
   std::uint64_t size_bytes = 0;

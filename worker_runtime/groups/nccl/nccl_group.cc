@@ -2,6 +2,7 @@
 #include "worker_runtime/groups/nccl/nccl_group.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "worker_runtime/groups/base/collective.h"
 #include "worker_runtime/groups/base/host_id.h"
 #include "worker_runtime/groups/base/text_exchange.h"
 #include "worker_runtime/groups/nccl/nccl_comm_thread.h"
@@ -22,44 +24,17 @@ namespace {
 constexpr char kHasId = '+';
 constexpr char kHasError = '!';
 
-Result<DataType> type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return kFloat32;
-    case DType::kFloat64:
-      return kFloat64;
-    case DType::kFloat16:
-      return kFloat16;
-    case DType::kBFloat16:
-      return kBfloat16;
-    case DType::kInt32:
-      return kInt32;
-    case DType::kInt64:
-      return kInt64;
-    case DType::kUInt8:
-      return kUint8;
-  }
-  return fail(ErrorCode::kInvalidArgument, "NCCL has no element type " + std::string(to_string(dtype)));
+DataType type_of(DType dtype) {
+  constexpr std::array kTypes{kFloat32, kFloat64, kFloat16, kBfloat16, kInt32, kInt64, kUint8};
+  return kTypes.at(static_cast<std::size_t>(dtype));
 }
 
 Result<ReduceKind> kind_of(ReduceOp op, DType dtype) {
-  const bool is_integer = dtype == DType::kInt32 || dtype == DType::kInt64 || dtype == DType::kUInt8;
-  switch (op) {
-    case ReduceOp::kSum:
-      return kSum;
-    case ReduceOp::kAvg:
-      if (is_integer)
-        return fail(ErrorCode::kInvalidArgument,
-                    "an average of " + std::string(to_string(dtype)) + " is not defined; use kSum");
-      return kAvg;
-    case ReduceOp::kMin:
-      return kMin;
-    case ReduceOp::kMax:
-      return kMax;
-    case ReduceOp::kProduct:
-      return kProduct;
-  }
-  return fail(ErrorCode::kInvalidArgument, "unknown reduction");
+  if (op == ReduceOp::kAvg && (dtype == DType::kInt32 || dtype == DType::kInt64 || dtype == DType::kUInt8))
+    return fail(ErrorCode::kInvalidArgument,
+                "an average of " + std::string(to_string(dtype)) + " is not defined; use kSum");
+  constexpr std::array kKinds{kSum, kAvg, kMin, kMax, kProduct};
+  return kKinds.at(static_cast<std::size_t>(op));
 }
 
 /// The n-th group that these ranks make: every rank counts its own, and as making one is a collective they
@@ -175,8 +150,7 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<void> broadcast(Buffer buffer, int root) override {
-    if (root < 0 || root >= settings_.world_size)
-      return wrong("broadcast", "root " + std::to_string(root) + " is no rank");
+    MUSTER_OK(checked(groups::describe_broadcast(buffer, root, settings_.world_size)));
     MUSTER_TRY(auto made, make(PageOperation::kBroadcast, buffer.count, buffer.dtype));
     made->send = made->receive = buffer.data;
     made->root = root;
@@ -184,9 +158,7 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<void> all_gather(ConstBuffer input, Buffer output) override {
-    if (input.dtype != output.dtype ||
-        output.count != input.count * static_cast<std::size_t>(settings_.world_size))
-      return wrong("all_gather", "output must have world_size times the elements of input, of the same type");
+    MUSTER_OK(checked(groups::describe_all_gather(input, output, settings_.world_size)));
     MUSTER_TRY(auto made, make(PageOperation::kAllGather, input.count, input.dtype));
     made->send = input.data;
     made->receive = output.data;
@@ -194,10 +166,7 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) override {
-    if (input.dtype != output.dtype ||
-        input.count != output.count * static_cast<std::size_t>(settings_.world_size))
-      return wrong("reduce_scatter",
-                   "input must have world_size times the elements of output, of the same type");
+    MUSTER_OK(checked(groups::describe_reduce_scatter(input, output, op, settings_.world_size)));
     MUSTER_TRY(auto made, make(PageOperation::kReduceScatter, output.count, output.dtype));
     MUSTER_TRY(made->reduce, kind_of(op, input.dtype));
     made->send = input.data;
@@ -207,7 +176,8 @@ class NcclGroup final : public ProcessGroup {
 
   Result<void> barrier() override {
     MUSTER_TRY(auto made, make(PageOperation::kBarrier, 1, DType::kInt32));
-    if (made->captured) return wrong("barrier", "a barrier cannot be part of a captured step");
+    if (made->captured)
+      return checked(fail(ErrorCode::kInvalidArgument, "a barrier cannot be part of a captured step"));
     made->send = made->receive = barrier_word_;
     MUSTER_OK(hand_over(made));
     return thread_->wait_finished(*made);
@@ -257,22 +227,9 @@ class NcclGroup final : public ProcessGroup {
     bool is_waited_ = false;
   };
 
-  tl::unexpected<Error> wrong(std::string_view operation, std::string_view what) const {
-    return fail(ErrorCode::kInvalidArgument, "rank " + std::to_string(settings_.rank) + ": " +
-                                                 std::string(operation) + ": " + std::string(what));
-  }
-
-  static Collective::Kind nccl_kind(PageOperation operation) {
-    switch (operation) {
-      case PageOperation::kBroadcast:
-        return Collective::Kind::kBroadcast;
-      case PageOperation::kAllGather:
-        return Collective::Kind::kAllGather;
-      case PageOperation::kReduceScatter:
-        return Collective::Kind::kReduceScatter;
-      default:
-        return Collective::Kind::kAllReduce;
-    }
+  Result<void> checked(const Result<groups::OpDescriptor>& arguments) const {
+    if (!arguments) return fail("rank " + std::to_string(settings_.rank), arguments.error());
+    return {};
   }
 
   Result<std::shared_ptr<Collective>> make(PageOperation operation, std::size_t count, DType dtype) {
@@ -280,10 +237,9 @@ class NcclGroup final : public ProcessGroup {
     MUSTER_OK(device_->select());
     auto made = std::make_shared<Collective>();
     made->operation = operation;
-    made->kind = nccl_kind(operation);
     made->pool = events_;
     made->count = count;
-    MUSTER_TRY(made->type, type_of(dtype));
+    made->type = type_of(dtype);
     made->sequence = ++sequence_;
     made->size_bytes = operation == PageOperation::kBarrier ? 0 : count * size_of(dtype);
     made->name = std::string(kPageOperations.at(static_cast<std::size_t>(operation))) + " #" +

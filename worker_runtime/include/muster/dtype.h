@@ -14,41 +14,14 @@ enum class DeviceType : std::uint8_t { kCpu, kCuda };
 
 /// Bytes per element.
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-    case DType::kInt64:
-      return 8;
-    case DType::kFloat32:
-    case DType::kInt32:
-      return 4;
-    case DType::kFloat16:
-    case DType::kBFloat16:
-      return 2;
-    case DType::kUInt8:
-      return 1;
-  }
-  return 0;
+  constexpr std::size_t kSizes[] = {4, 8, 2, 2, 4, 8, 1};
+  return kSizes[static_cast<std::size_t>(dtype)];
 }
 
-/// safetensors' names: "F32", "F64", "F16", "BF16", "I32", "I64", "U8".
+/// safetensors' names.
 [[nodiscard]] constexpr std::string_view to_string(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "F32";
-    case DType::kFloat64:
-      return "F64";
-    case DType::kFloat16:
-      return "F16";
-    case DType::kBFloat16:
-      return "BF16";
-    case DType::kInt32:
-      return "I32";
-    case DType::kInt64:
-      return "I64";
-    case DType::kUInt8:
-      return "U8";
-  }
-  return "?";
+  constexpr std::string_view kNames[] = {"F32", "F64", "F16", "BF16", "I32", "I64", "U8"};
+  return kNames[static_cast<std::size_t>(dtype)];
 }
 
 /// `count` contiguous elements at `data`; host memory for CPU groups, device memory for NCCL groups.
