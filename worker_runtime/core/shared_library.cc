@@ -29,6 +29,11 @@ Result<void*> SharedLibrary::find(const char* symbol) const {
   return address;
 }
 
+std::string version_text(std::size_t number) {
+  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
+         std::to_string(number % 100);
+}
+
 std::vector<std::string> cuda_candidates(const std::string& soname) {
   std::vector<std::string> candidates{soname};
   if (const char* home = std::getenv("CUDA_HOME"); home != nullptr && *home != '\0')

@@ -50,6 +50,9 @@ class SharedLibrary {
   std::string path_;  // as it was opened
 };
 
+/// "9.19.0" of 91900: how CUDA's libraries write their versions.
+[[nodiscard]] std::string version_text(std::size_t number);
+
 /// `soname` as the loader finds it, then in $CUDA_HOME/lib64 and /usr/local/cuda/lib64, which installers of
 /// the toolkit do not always tell the loader about.
 [[nodiscard]] std::vector<std::string> cuda_candidates(const std::string& soname);

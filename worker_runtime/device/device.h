@@ -42,6 +42,11 @@ class Device {
   /// Calls work(argument), which enqueues on stream() or computes at once. `argument` lives as long as what
   /// it enqueues may be replayed. (A pointer and no std::function: a step allocates nothing.)
   virtual void enqueue(void (*work)(const void*), const void* argument) { work(argument); }
+  /// The same with a lambda without captures.
+  template <class Argument, class Work>
+  void enqueue_call(const Argument& argument, Work /*work*/) {
+    enqueue([](const void* a) { Work()(*static_cast<const Argument*>(a)); }, &argument);
+  }
   /// The stream the work goes to (cudaStream_t); nullptr on the CPU.
   [[nodiscard]] virtual void* stream() const { return nullptr; }
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).

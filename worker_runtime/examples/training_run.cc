@@ -11,8 +11,6 @@
 #include <muster/safe_point.h>
 #include <muster/sampler.h>
 
-#include "worker_runtime/examples/device_choice.h"
-
 namespace fashion {
 namespace {
 

@@ -378,31 +378,24 @@ std::string Plan::backends() const {
 }
 
 void Plan::forward() const {
-  if (random_.random != nullptr)
-    device_->enqueue([](const void* work) { advance(*static_cast<const Frame*>(work)); }, &random_);
+  if (random_.random != nullptr) device_->enqueue_call(random_, [](const Frame& frame) { advance(frame); });
   for (const Step& step : steps_)
     if (step.operation != nullptr)
-      device_->enqueue(
-          [](const void* work) {
-            const auto& s = *static_cast<const Step*>(work);
-            for (const Cast& before : s.before_forward) cast(s.forward, before);
-            s.operation->forward(s.forward);
-            for (const Cast& after : s.after_forward) cast(s.forward, after);
-          },
-          &step);
+      device_->enqueue_call(step, [](const Step& s) {
+        for (const Cast& before : s.before_forward) cast(s.forward, before);
+        s.operation->forward(s.forward);
+        for (const Cast& after : s.after_forward) cast(s.forward, after);
+      });
 }
 
 void Plan::backward_operation(int operation) const {
   const Step& step = steps_[static_cast<std::size_t>(operation)];
   if (!step.has_backward) return;
-  device_->enqueue(
-      [](const void* work) {
-        const auto& s = *static_cast<const Step*>(work);
-        for (const Cast& before : s.before_backward) cast(s.forward, before);
-        if (s.operation != nullptr) s.operation->backward(s.backward);
-        for (const Cast& after : s.after_backward) cast(s.forward, after);
-      },
-      &step);
+  device_->enqueue_call(step, [](const Step& s) {
+    for (const Cast& before : s.before_backward) cast(s.forward, before);
+    if (s.operation != nullptr) s.operation->backward(s.backward);
+    for (const Cast& after : s.after_backward) cast(s.forward, after);
+  });
 }
 
 void Plan::backward() const {

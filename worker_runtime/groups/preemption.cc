@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -15,6 +14,7 @@
 #include <muster/preemption.h>
 #include <muster/prefix_store.h>
 
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/groups/base/collective.h"
 
@@ -101,26 +101,19 @@ std::string answer_key(int rank) {
 }
 
 Result<std::uint64_t> parse_call(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size())
-    return fail(ErrorCode::kCorrupt, fmt::format("preemption: '{}' in the store is no number", text));
-  return value;
+  MUSTER_TRY(const std::int64_t call, parse_integer("preemption: a number of calls", text, 0, INT64_MAX));
+  return static_cast<std::uint64_t>(call);
 }
-
-}  // namespace
 
 /// Calls of should_stop() are counted. The thread of a rank that is told to stop holds it: it marks the
 /// counter, so that no further call returns by itself, and tells the store how many have. The call after the
 /// most of them is the one that says true: no rank has passed it, and every rank will come to it.
-class Preemption::Impl {
+class StoppedByStore final : public Preemption {
  public:
-  Impl(int rank, int world_size, std::chrono::milliseconds timeout)
+  StoppedByStore(int rank, int world_size, std::chrono::milliseconds timeout)
       : rank_(rank), world_size_(world_size), timeout_(timeout) {}
-  Impl(const Impl&) = delete;
-  Impl& operator=(const Impl&) = delete;
 
-  ~Impl() {
+  ~StoppedByStore() override {
     leaving_.store(true);
     if (!watcher_.joinable()) return;
     // Where this fails the thread's connection is most likely gone too; else it looks within kWakeWait.
@@ -152,7 +145,7 @@ class Preemption::Impl {
     return {};
   }
 
-  Result<bool> should_stop() {
+  Result<bool> should_stop() override {
     const bool wanted =
         requested_.load(std::memory_order_relaxed) || seen_signal.load(std::memory_order_relaxed) != 0;
     if (world_size_ == 1) return told(wanted);
@@ -168,8 +161,8 @@ class Preemption::Impl {
     return false;
   }
 
-  void request() noexcept { requested_.store(true, std::memory_order_relaxed); }
-  [[nodiscard]] int signal() const noexcept { return seen_signal.load(std::memory_order_relaxed); }
+  void request() noexcept override { requested_.store(true, std::memory_order_relaxed); }
+  int signal() const noexcept override { return seen_signal.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::uint64_t kHeld = std::uint64_t{1} << 63;
@@ -271,24 +264,13 @@ class Preemption::Impl {
   std::thread watcher_;
 };
 
-Preemption::Preemption(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Preemption::~Preemption() = default;
+}  // namespace
 
 Result<std::unique_ptr<Preemption>> Preemption::create(const Context& context,
                                                        const PreemptionOptions& options) {
-  auto impl = std::make_unique<Impl>(context.rank, context.world_size, options.timeout);
-  MUSTER_OK(impl->start(context, options.signals));
-  return std::unique_ptr<Preemption>(new Preemption(std::move(impl)));
-}
-
-Result<bool> Preemption::should_stop() {
-  return impl_->should_stop();
-}
-void Preemption::request() noexcept {
-  impl_->request();
-}
-int Preemption::signal() const noexcept {
-  return impl_->signal();
+  auto made = std::make_unique<StoppedByStore>(context.rank, context.world_size, options.timeout);
+  MUSTER_OK(made->start(context, options.signals));
+  return made;
 }
 
 }  // namespace muster

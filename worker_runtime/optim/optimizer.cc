@@ -76,7 +76,7 @@ Result<void> Optimizer::use_grad_scaler(const GradScalerOptions& options) {
 void Optimizer::prepare(float grad_scale) {
   wanted_.grad_scale = grad_scale;
   if (sent_ == wanted_) return;
-  model_->compute()->enqueue([](const void* self) { static_cast<const Optimizer*>(self)->send(); }, this);
+  model_->compute()->enqueue_call(*this, [](const Optimizer& self) { self.send(); });
   sent_ = wanted_;
 }
 
@@ -95,7 +95,7 @@ void Optimizer::send() const {
 
 void Optimizer::step(float grad_scale) {
   prepare(grad_scale);
-  model_->compute()->enqueue([](const void* self) { static_cast<const Optimizer*>(self)->run(); }, this);
+  model_->compute()->enqueue_call(*this, [](const Optimizer& self) { self.run(); });
 }
 
 void Optimizer::run() const {

@@ -9,9 +9,9 @@
 #include <muster/checkpoint.h>
 
 #include "rendezvous/base/syscall.h"
+#include "worker_runtime/core/atomic_file.h"
 #include "worker_runtime/core/sha256.h"
 #include "worker_runtime/training/arena_tensors.h"
-#include "worker_runtime/training/atomic_file.h"
 #include "worker_runtime/training/host_collectives.h"
 #include "worker_runtime/training/safetensors.h"
 

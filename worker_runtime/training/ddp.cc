@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <string>
 
 #include <muster/check.h>
@@ -23,12 +22,6 @@ std::string describe_parameters(const nn::Model& model) {
   return text;
 }
 
-std::uint64_t fnv1a(std::string_view text) {
-  std::uint64_t hash = 14695981039346656037ULL;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return hash;
-}
-
 /// The first line in which two descriptions differ: "fc1.weight 120x256 here, fc1.weight 512x784 on rank 0".
 std::string first_difference(std::string_view mine, std::string_view theirs) {
   while (true) {
@@ -45,28 +38,24 @@ std::string first_difference(std::string_view mine, std::string_view theirs) {
 /// Every rank learns of a difference, so that none is left waiting in the next collective.
 Result<void> check_same_model(const nn::Model& model, ProcessGroup& group, HostCollectives& host) {
   const std::string mine = describe_parameters(model);
-  const auto world = static_cast<std::size_t>(group.world_size());
-  // {number of parameters, length of the description, its hash}
-  const std::array<std::int64_t, 3> summary{static_cast<std::int64_t>(model.parameters().size()),
-                                            static_cast<std::int64_t>(mine.size()),
-                                            static_cast<std::int64_t>(fnv1a(mine))};
-  std::vector<std::int64_t> all(3 * world);
-  MUSTER_OK(host.all_gather({summary.data(), 3, DType::kInt64}, {all.data(), all.size(), DType::kInt64}));
-  std::string differing;
-  for (std::size_t rank = 1; rank < world; ++rank)
-    if (!std::equal(all.begin(), all.begin() + 3, all.begin() + static_cast<std::ptrdiff_t>(3 * rank)))
-      differing += (differing.empty() ? "" : ", ") + std::to_string(rank);
-  if (differing.empty()) return {};
-
   std::string theirs = mine;
-  theirs.resize(static_cast<std::size_t>(all[1]));
+  auto size = static_cast<std::int64_t>(mine.size());
+  MUSTER_OK(host.broadcast({&size, 1, DType::kInt64}, 0));
+  theirs.resize(static_cast<std::size_t>(size));
   MUSTER_OK(host.broadcast({theirs.data(), theirs.size(), DType::kUInt8}, 0));
-  if (mine != theirs)
+  const std::int32_t differs = mine == theirs ? 0 : 1;
+  std::vector<std::int32_t> all(static_cast<std::size_t>(group.world_size()));
+  MUSTER_OK(host.all_gather({&differs, 1, DType::kInt32}, {all.data(), all.size(), DType::kInt32}));
+  std::string differing;
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != 0) differing += (differing.empty() ? "" : ", ") + std::to_string(rank);
+  if (differing.empty()) return {};
+  if (differs != 0)
     return fail(ErrorCode::kMismatch,
                 "ddp: this rank's model differs from rank 0's: " + first_difference(mine, theirs) +
                     "; start every rank with the same model options");
   return fail(ErrorCode::kMismatch, "ddp: the model of rank " + differing + " differs from this one (" +
-                                        std::to_string(all[0]) +
+                                        std::to_string(model.parameters().size()) +
                                         " parameters); start every rank with the same options");
 }
 
@@ -174,12 +163,7 @@ void DistributedDataParallel::add(float* into, const float* from, std::size_t co
   sum.frame.device = compute.get();
   sum.frame.stream = compute->stream();
   // Never captured: is_accumulating().
-  compute->enqueue(
-      [](const void* work) {
-        const auto& s = *static_cast<const Sum*>(work);
-        nn::cast(s.frame, s.cast);
-      },
-      &sum);
+  compute->enqueue_call(sum, [](const Sum& s) { nn::cast(s.frame, s.cast); });
 }
 
 }  // namespace muster

@@ -82,12 +82,7 @@ class BucketReducer final : public GradientReducer {
     MUSTER_OK(result);
     if (group_->world_size() > 1 && next_ < buckets_.size()) MUSTER_OK(group_->all_reduce(to_send(), op()));
     for (const Casts& casts : casts_)
-      compute_->enqueue(
-          [](const void* work) {
-            const auto& c = *static_cast<const Casts*>(work);
-            nn::cast(c.frame, c.back);
-          },
-          &casts);
+      compute_->enqueue_call(casts, [](const Casts& c) { nn::cast(c.frame, c.back); });
     reset();
     return {};
   }
@@ -103,12 +98,7 @@ class BucketReducer final : public GradientReducer {
   Buffer to_send() {
     const Bucket& bucket = buckets_[next_];
     if (casts_.empty()) return {gradients_ + bucket.offset, bucket.count, DType::kFloat32};
-    compute_->enqueue(
-        [](const void* work) {
-          const auto& c = *static_cast<const Casts*>(work);
-          nn::cast(c.frame, c.to);
-        },
-        &casts_[next_]);
+    compute_->enqueue_call(casts_[next_], [](const Casts& c) { nn::cast(c.frame, c.to); });
     return {sent_ + bucket.offset * size_of(dtype_), bucket.count, dtype_};
   }
   void reset() {

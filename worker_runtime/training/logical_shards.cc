@@ -99,12 +99,8 @@ void LogicalShards::sum(float* into, const float* from, std::size_t count, bool 
                            .adds = adds,
                            .scale = scale,
                            .count = static_cast<std::int64_t>(count)}});
-  model_->compute()->enqueue(
-      [](const void* work) {
-        const auto& addition = *static_cast<const Addition*>(work);
-        nn::cast(addition.frame, addition.cast);
-      },
-      &additions_[next_++]);
+  model_->compute()->enqueue_call(additions_[next_++],
+                                  [](const Addition& addition) { nn::cast(addition.frame, addition.cast); });
 }
 
 }  // namespace muster

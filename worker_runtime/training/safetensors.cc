@@ -8,8 +8,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "worker_runtime/training/safetensors_header.h"
-
 namespace muster::safetensors {
 namespace {
 

@@ -43,6 +43,23 @@ struct FileView {
 /// `bytes` must outlive the view. kCorrupt says what is wrong and where.
 [[nodiscard]] Result<FileView> parse(std::string_view bytes);
 
+inline constexpr std::string_view kMetadataKey = "__metadata__";
+
+/// Of the JSON header: its bytes are not yet checked against the data, from whose start they count.
+struct HeaderEntry {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0, end = 0;
+};
+struct Header {
+  std::vector<HeaderEntry> entries;
+  Metadata metadata;
+};
+/// The grammar is narrow (an object of objects with three known keys, and one object of strings): anything
+/// else is refused where it appears, whatever its depth.
+[[nodiscard]] Result<Header> parse_header(std::string_view json);
+
 /// The part of the file in front of the data, and the order in which the tensors' bytes follow it.
 /// kInvalidArgument: a duplicate name, or bytes that do not fit the shape.
 struct Layout {

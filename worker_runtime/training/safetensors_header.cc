@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/training/safetensors_header.h"
-
 #include <array>
 #include <limits>
 #include <optional>
 #include <set>
 
 #include <nlohmann/json.hpp>
+
+#include "worker_runtime/training/safetensors.h"
 
 namespace muster::safetensors {
 namespace {

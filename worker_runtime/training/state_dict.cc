@@ -4,8 +4,8 @@
 #include <muster/state_dict.h>
 
 #include "rendezvous/base/syscall.h"
+#include "worker_runtime/core/atomic_file.h"
 #include "worker_runtime/training/arena_tensors.h"
-#include "worker_runtime/training/atomic_file.h"
 
 namespace muster {
 namespace {

@@ -230,19 +230,11 @@ class GraphTrainer final : public Trainer {
     Batch& batch = planned.batches[static_cast<std::size_t>(slot)];
     batch.args = {dataset.images, dataset.labels,  indices,      plan.batch(), dataset.image_elements,
                   options_.mean,  options_.stddev, plan.input(), plan.labels()};
-    device_->enqueue(
-        [](const void* work) {
-          const auto& gathered = *static_cast<const Batch*>(work);
-          nn::gather_normalize(*gathered.device, gathered.args);
-        },
-        &batch);
+    device_->enqueue_call(
+        batch, [](const Batch& gathered) { nn::gather_normalize(*gathered.device, gathered.args); });
     plan.forward();
-    device_->enqueue(
-        [](const void* work) {
-          const auto& p = *static_cast<const Planned*>(work);
-          p.frame.device->report_cuda(p.loss->compute(p.frame), "loss");
-        },
-        &planned);
+    device_->enqueue_call(
+        planned, [](const Planned& p) { p.frame.device->report_cuda(p.loss->compute(p.frame), "loss"); });
   }
 
   Result<Metrics> collect(LossTotals* device_totals) {

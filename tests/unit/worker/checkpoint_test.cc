@@ -18,8 +18,8 @@
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/thread_group.h"
+#include "worker_runtime/core/atomic_file.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/training/atomic_file.h"
 #include "worker_runtime/training/safetensors.h"
 
 using namespace muster;

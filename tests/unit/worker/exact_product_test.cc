@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/preflight/exact_product.h"
-
 #include <cmath>
 #include <limits>
 

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "tests/support/catch.h"
-#include "worker_runtime/examples/device_choice.h"
 #include "worker_runtime/examples/fashion_options.h"
 #include "worker_runtime/examples/progress.h"
 

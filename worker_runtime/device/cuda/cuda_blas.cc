@@ -30,9 +30,7 @@ CudaBlas::~CudaBlas() {
 }
 
 std::string CudaBlas::version() const {
-  const std::size_t number = get_version();  // major * 10000 + minor * 100 + patch
-  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
-         std::to_string(number % 100);
+  return version_text(get_version());
 }
 
 Result<void> CudaBlas::check(cublasStatus_t status, std::string_view call) const {

@@ -7,7 +7,6 @@
 
 #include "worker_runtime/device/cuda/cuda_blas.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
-#include "worker_runtime/device/cuda/cuda_graph.h"
 #ifdef MUSTER_HAS_CUDNN
 #include "worker_runtime/device/cuda/cuda_dnn.h"
 #endif

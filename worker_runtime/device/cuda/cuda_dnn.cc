@@ -31,9 +31,7 @@ CudaDnn::~CudaDnn() {
 }
 
 std::string CudaDnn::version() const {
-  const std::size_t number = get_version();  // major * 10000 + minor * 100 + patch
-  return std::to_string(number / 10000) + "." + std::to_string(number / 100 % 100) + "." +
-         std::to_string(number % 100);
+  return version_text(get_version());
 }
 
 Result<void> CudaDnn::check(cudnnStatus_t status, std::string_view call) const {

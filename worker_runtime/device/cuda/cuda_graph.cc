@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/device/cuda/cuda_graph.h"
-
 #include <array>
 #include <utility>
 
 #include <cuda_runtime_api.h>
 
+#include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
 #include "worker_runtime/device/step_graph_plan.h"
 
@@ -92,8 +91,9 @@ class CudaStepRecorder final : public StepRecorder {
 
 }  // namespace
 
-std::unique_ptr<StepRecorder> make_cuda_step_recorder(int device, void* stream, Result<void>& noted) {
-  return std::make_unique<CudaStepRecorder>(device, static_cast<cudaStream_t>(stream), noted);
+std::unique_ptr<StepRecorder> cuda::make_cuda_step_recorder(int device, cudaStream_t stream,
+                                                            Result<void>& noted) {
+  return std::make_unique<CudaStepRecorder>(device, stream, noted);
 }
 
 }  // namespace muster

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/groups/nccl/nccl_api.h"
 
-#include "worker_runtime/core/shared_library.h"
-
 namespace muster::nccl {
 
 Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
@@ -28,11 +26,6 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
   library.load_optional(api.mem_free, "ncclMemFree");
   if (api.mem_free == nullptr) api.mem_alloc = nullptr;
   return api;
-}
-
-std::string NcclApi::version_text() const {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
 }
 
 std::string NcclApi::describe(Status status, Comm comm) const {

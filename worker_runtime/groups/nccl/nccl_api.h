@@ -9,6 +9,7 @@
 
 #include <muster/result.h>
 
+#include "worker_runtime/core/shared_library.h"
 #include "worker_runtime/groups/nccl/nccl_abi.h"
 
 namespace muster::nccl {
@@ -37,7 +38,9 @@ struct NcclApi {
   Status (*mem_free)(void*) = nullptr;                 // with mem_alloc
 
   /// "2.28.9".
-  [[nodiscard]] std::string version_text() const;
+  [[nodiscard]] std::string version_text() const {
+    return muster::version_text(static_cast<std::size_t>(version));
+  }
   /// "remote process exited ... (6): last words of the library".
   [[nodiscard]] std::string describe(Status status, Comm comm) const;
 };

@@ -36,7 +36,7 @@ class Preemption {
   [[nodiscard]] static Result<std::unique_ptr<Preemption>> create(const Context& context,
                                                                   const PreemptionOptions& options = {});
   /// Tells the others that this rank takes no more steps.
-  ~Preemption();
+  virtual ~Preemption() = default;
   Preemption(const Preemption&) = delete;
   Preemption& operator=(const Preemption&) = delete;
 
@@ -44,18 +44,16 @@ class Preemption {
   /// Blocks only once a rank has asked: until the threads of all ranks have answered, which does not depend
   /// on how far the ranks are. kTimeout names the ranks that have not; kPeerGone: the store is gone. Without
   /// a store that works nobody can ask, but what nobody asks for is still answered with false.
-  [[nodiscard]] Result<bool> should_stop();
+  [[nodiscard]] virtual Result<bool> should_stop() = 0;
 
   /// As if a signal had come. From any thread, and from a signal handler.
-  void request() noexcept;
+  virtual void request() noexcept = 0;
 
   /// The signal that came to this rank; 0: none.
-  [[nodiscard]] int signal() const noexcept;
+  [[nodiscard]] virtual int signal() const noexcept = 0;
 
- private:
-  class Impl;
-  explicit Preemption(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+ protected:
+  Preemption() = default;
 };
 
 }  // namespace muster

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/training/atomic_file.h"
+#include "worker_runtime/core/atomic_file.h"
 
 #include <cerrno>
 #include <cstdio>
