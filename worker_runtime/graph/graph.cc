@@ -6,6 +6,7 @@
 #include <muster/nn.h>
 
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
 
@@ -27,9 +28,7 @@ Value Graph::add(std::string name, std::unique_ptr<Operation> operation,
   }
   auto shape = operation->configure(shapes);
   if (!shape) {
-    const std::string at = name.empty() ? "" : " '" + name + "'";
-    error_ = Error{shape.error().code,
-                   "operation " + std::to_string(nodes_.size()) + at + ": " + shape.error().message};
+    error_ = Error{shape.error().code, operation_text(nodes_.size(), name) + ": " + shape.error().message};
     return {*this, 0};
   }
   node.name = std::move(name);

@@ -14,6 +14,7 @@
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/graph/fuse.h"
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
+#include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
 namespace {
@@ -75,7 +76,9 @@ Result<Model> Model::create(Graph& graph, Value output, const ModelOptions& opti
     Parameter made{node.name + "." + std::string(suffix),         std::move(shape), std::move(init),
                    static_cast<int>(&node - graph.nodes_.data()), elements,         0};
     if (!names.insert(made.name).second)
-      return fail(ErrorCode::kInvalidArgument, "two parameters are named '" + made.name + "'");
+      return fail(ErrorCode::kInvalidArgument,
+                  operation_text(static_cast<std::size_t>(made.operation), node.name) +
+                      ": there is a parameter '" + made.name + "' already; name each operation differently");
     made.count = count_of(made.shape);
     elements += (made.count + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
     list.push_back(std::move(made));
@@ -91,8 +94,21 @@ Result<Model> Model::create(Graph& graph, Value output, const ModelOptions& opti
       MUSTER_OK(place(node, spec.suffix, std::move(spec.shape), constant(spec.initial), model.buffers_,
                       model.buffer_elements_));
   }
-  if (model.parameters_.empty() && !options.input_gradient)
-    return fail(ErrorCode::kInvalidArgument, "the model has no parameters to train");
+  // What the output is made of: without a parameter there no loss of it has a gradient.
+  std::vector<bool> used(graph.shapes_.size(), false);
+  used[static_cast<std::size_t>(output.index_)] = true;
+  bool trains = options.input_gradient;
+  for (std::size_t i = graph.nodes_.size(); i-- > 0;) {
+    if (!used[i + 1]) continue;
+    const Graph::Node& node = graph.nodes_[i];
+    for (const int input : node.inputs) used[static_cast<std::size_t>(input)] = true;
+    trains = trains || (node.operation != nullptr && !node.operation->parameters().empty());
+  }
+  if (!trains)
+    return fail(ErrorCode::kInvalidArgument,
+                "the model's output " + to_text(graph.shapes_[static_cast<std::size_t>(output.index_)]) +
+                    " depends on no parameter, so no loss of it can train one; make the model of the value "
+                    "that the last layer returns");
   model.nodes_ = std::move(graph.nodes_);
   model.shapes_ = std::move(graph.shapes_);
   model.host_params_.assign(model.arena_elements_, 0.0F);

@@ -12,6 +12,7 @@
 #include "worker_runtime/graph/memory_plan.h"
 #include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/ops/dropout/dropout.h"
+#include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
 namespace {
@@ -48,6 +49,9 @@ class Model::PlanBuilder {
   }
   const Operation* operation(int i) const { return at(model_.nodes_, i).operation.get(); }
   const std::vector<int>& inputs(int i) const { return at(model_.nodes_, i).inputs; }
+  std::string name_of(int i) const {
+    return operation_text(static_cast<std::size_t>(i), at(model_.nodes_, i).name);
+  }
   bool is_view(int i) const { return operation(i) != nullptr && operation(i)->is_view(); }
   bool has_gradient(int value) const { return at(wanted_, value) && at(reached_, value); }
   bool has_backward(int i) const { return operation(i) != nullptr && has_gradient(i + 1); }
@@ -105,7 +109,9 @@ class Model::PlanBuilder {
     prepared_.resize(static_cast<std::size_t>(n_));
     for (int i = 0; i < n_; ++i)
       if (operation(i) != nullptr && !is_view(i)) {
-        MUSTER_TRY(at(prepared_, i), operation(i)->prepare(*model_.compute_, batch_));
+        auto prepared = operation(i)->prepare(*model_.compute_, batch_);
+        if (!prepared) return fail(name_of(i), std::move(prepared).error());
+        at(prepared_, i) = *std::move(prepared);
       }
     return {};
   }
@@ -222,8 +228,16 @@ class Model::PlanBuilder {
 
   Result<std::unique_ptr<Plan>> assemble() {
     layout_ = memory_.lay_out();
-    MUSTER_TRY(void* const arena, model_.compute_->allocate(layout_.size_bytes));
-    base_ = static_cast<std::uint8_t*>(arena);
+    const auto arena = model_.compute_->allocate(layout_.size_bytes);
+    if (!arena) {
+      int largest = 0;
+      for (int i = 1; i < n_; ++i)
+        if (bytes_of(i + 1) > bytes_of(largest + 1)) largest = i;
+      return fail("activations of a batch of " + std::to_string(batch_) + ", most of them of " +
+                      name_of(largest) + " " + to_text(at(model_.shapes_, largest + 1)),
+                  arena.error());
+    }
+    base_ = static_cast<std::uint8_t*>(*arena);
     auto plan = std::make_unique<Plan>();
     plan->device_ = model_.compute_.get();
     plan->mode_ = mode_;
@@ -359,7 +373,9 @@ class Model::PlanBuilder {
 
 Result<Plan*> Model::plan(int batch, Mode mode) {
   MUSTER_CHECK(params_ != nullptr, "plan() before allocate()");
-  if (batch < 1) return fail(ErrorCode::kInvalidArgument, "a batch of " + std::to_string(batch) + " samples");
+  if (batch < 1)
+    return fail(ErrorCode::kInvalidArgument,
+                "a batch of " + std::to_string(batch) + " samples; it has at least 1");
   for (const auto& plan : plans_)
     if (plan->batch_ == batch && plan->mode_ == mode) return plan.get();
   MUSTER_TRY(std::unique_ptr<Plan> made, PlanBuilder(*this, batch, mode).build());

@@ -35,12 +35,15 @@ struct Pool2dSizes {
                                                 const Pool2dOptions& o) {
   if (o.kernel < 1 || o.stride < 1 || o.padding < 0 || o.padding > o.kernel / 2)
     return fail(ErrorCode::kInvalidArgument,
-                type + ": kernel and stride must be positive, the padding at most half the kernel");
+                type + " with kernel " + std::to_string(o.kernel) + ", stride " + std::to_string(o.stride) +
+                    ", padding " + std::to_string(o.padding) +
+                    ": kernel and stride must be positive, the padding at most half the kernel");
   if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][1] + 2 * o.padding < o.kernel ||
       inputs[0][2] + 2 * o.padding < o.kernel)
     return fail(ErrorCode::kInvalidArgument, type + " with a kernel of " + std::to_string(o.kernel) +
-                                                 " expects (channels, height, width), it has " +
-                                                 to_text(inputs));
+                                                 " expects (channels, height, width) that hold it, it has " +
+                                                 to_text(inputs) +
+                                                 "; use a smaller kernel, or larger images");
   const auto size = [&](int input) { return (input + 2 * o.padding - o.kernel) / o.stride + 1; };
   return Shape{inputs[0][0], size(inputs[0][1]), size(inputs[0][2])};
 }

@@ -22,4 +22,9 @@ namespace muster::nn {
   return text.empty() ? "nothing" : text;
 }
 
+/// "operation 3 'fc1'".
+[[nodiscard]] inline std::string operation_text(std::size_t index, const std::string& name) {
+  return "operation " + std::to_string(index) + (name.empty() ? "" : " '" + name + "'");
+}
+
 }  // namespace muster::nn

@@ -69,7 +69,8 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
   if (compute->type() != group.device())
     return fail(ErrorCode::kInvalidArgument, "ddp: the model computes on " + describe(compute) +
                                                  " but the group '" + std::string(group.backend()) +
-                                                 "' reduces memory of another device");
+                                                 "' reduces memory of another device; choose the backend of "
+                                                 "init() by the device");
   HostCollectives host(group, compute);
   MUSTER_OK(check_same_model(model, group, host));
   MUSTER_TRY(void* const gradients, group.allocate(model.arena_bytes()));
@@ -105,6 +106,11 @@ void DistributedDataParallel::begin_step() {
 
 Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
   enter("backward");
+  if (plan.output_gradient() == nullptr)
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "ddp: backward() of a plan for inference, which has no gradient of a loss; make the plan with "
+        "Mode::kTraining");
   if (shards_ != nullptr) {
     if (!sync_)
       return fail(ErrorCode::kInvalidArgument, "ddp: no_sync() and logical shards exclude each other");

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstring>
 
 #include <muster/state_dict.h>
@@ -14,13 +15,14 @@ Result<void> load(std::string_view bytes, nn::Model& model) {
   MUSTER_TRY(const safetensors::FileView file, safetensors::parse(bytes));
   MUSTER_TRY(const std::vector<float> params, read_arena(file, model.parameters(), model.arena_elements()));
   MUSTER_TRY(const std::vector<float> buffers, read_arena(file, model.buffers(), model.buffer_elements()));
-  std::size_t counted = model.parameters().size() + model.buffers().size();
-  for (const safetensors::TensorView& tensor : file.tensors)
-    if (tensor.name.ends_with(".num_batches_tracked")) ++counted;
-  if (file.tensors.size() != counted)
-    return fail(ErrorCode::kMismatch, "it has " + std::to_string(file.tensors.size()) +
-                                          " tensors, the model " + std::to_string(counted) +
-                                          ": they are of another model");
+  const auto is_in = [](const std::vector<nn::Parameter>& list, std::string_view name) {
+    return std::any_of(list.begin(), list.end(), [&](const nn::Parameter& p) { return p.name == name; });
+  };
+  for (const auto& [name, dtype, shape, data] : file.tensors)
+    if (!name.ends_with(".num_batches_tracked") && !is_in(model.parameters(), name) &&
+        !is_in(model.buffers(), name))
+      return fail(ErrorCode::kMismatch,
+                  "its tensor '" + name + "' is none of the model's; these are the weights of another model");
   model.write_params(params);
   model.write_buffers(buffers);
   return {};
@@ -47,11 +49,15 @@ Result<std::vector<float>> read_arena(const safetensors::FileView& file,
   for (const nn::Parameter& parameter : parameters) {
     const std::string name = prefix + parameter.name;
     const safetensors::TensorView* tensor = file.find(name);
-    if (tensor == nullptr) return fail(ErrorCode::kMismatch, "it has no tensor '" + name + "'");
+    if (tensor == nullptr)
+      return fail(ErrorCode::kMismatch,
+                  "it has no tensor '" + name + "'; these are the weights of another model");
     if (tensor->dtype != DType::kFloat32 || tensor->shape != parameter.shape)
-      return fail(ErrorCode::kMismatch, "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) +
-                                            " " + shape_text(tensor->shape) + ", the model's is F32 " +
-                                            shape_text(parameter.shape));
+      return fail(ErrorCode::kMismatch,
+                  "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) + " " +
+                      shape_text(tensor->shape) + ", the model's is F32 " + shape_text(parameter.shape) +
+                      (tensor->shape == parameter.shape ? "; save it as F32"
+                                                        : "; these are the weights of another model"));
     std::memcpy(arena.data() + parameter.offset, tensor->bytes.data(), tensor->bytes.size());
   }
   return arena;

@@ -12,6 +12,7 @@
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/device/step_graph.h"
 #include "worker_runtime/ops/gather_normalize/gather_normalize.h"
+#include "worker_runtime/ops/shape_text.h"
 #include "worker_runtime/training/host_collectives.h"
 
 namespace muster {
@@ -25,11 +26,13 @@ Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
   if (elements_of(model.input_shape()) != dataset.image_elements)
     return fail(ErrorCode::kInvalidArgument,
                 "the data set's images have " + std::to_string(dataset.image_elements) +
-                    " pixels, the model takes " + std::to_string(elements_of(model.input_shape())));
+                    " pixels, the model takes " + nn::to_text(model.input_shape()) + " of " +
+                    std::to_string(elements_of(model.input_shape())) +
+                    "; make the model for images of this size");
   if (elements_of(model.output_shape()) < dataset.classes)
-    return fail(ErrorCode::kInvalidArgument, "the data set has " + std::to_string(dataset.classes) +
-                                                 " classes, the model " +
-                                                 std::to_string(elements_of(model.output_shape())));
+    return fail(ErrorCode::kInvalidArgument,
+                "the data set has " + std::to_string(dataset.classes) + " classes, the model's output is " +
+                    nn::to_text(model.output_shape()) + "; give its last layer as many outputs as classes");
   return {};
 }
 
@@ -276,7 +279,8 @@ class GraphTrainer final : public Trainer {
 Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, Optimizer& optimizer,
                                                  const DeviceDataset& train, const TrainerOptions& options) {
   if (options.batch_size < 1)
-    return fail(ErrorCode::kInvalidArgument, "a batch size of " + std::to_string(options.batch_size));
+    return fail(ErrorCode::kInvalidArgument,
+                "a batch size of " + std::to_string(options.batch_size) + "; it is at least 1");
   if (!(options.stddev > 0))
     return fail(ErrorCode::kInvalidArgument, "the standard deviation must be positive");
   MUSTER_OK(check_fits(ddp.model(), train));

@@ -228,10 +228,11 @@ TEST_CASE("a checkpoint of another model is refused with the first tensor that d
   const auto loaded = load_checkpoint(path, other, "mlp");
   REQUIRE_FALSE(loaded);
   REQUIRE(loaded.error().code == ErrorCode::kMismatch);
-  REQUIRE(loaded.error().message ==
-          "checkpoint " + path +
-              ": it is a checkpoint of model 'garment', this run trains 'mlp': tensor "
-              "'fc1.weight' is F32 120x256, the model's is F32 512x784");
+  REQUIRE(
+      loaded.error().message ==
+      "checkpoint " + path +
+          ": it is a checkpoint of model 'garment', this run trains 'mlp': tensor "
+          "'fc1.weight' is F32 120x256, the model's is F32 512x784; these are the weights of another model");
 }
 
 TEST_CASE("a safetensors file that is no checkpoint is refused as such") {

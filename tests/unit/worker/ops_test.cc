@@ -19,14 +19,6 @@ void check(const Shape& input, const std::function<Value(Value)>& build, nn::Gra
   REQUIRE_OK(nn::gradcheck(*make_compute(DeviceType::kCpu), input, build, options));
 }
 
-std::string error_of(const Shape& input, const std::function<Value(Value)>& build) {
-  nn::Graph graph(input);
-  const Value output = build(graph.input());
-  const auto model = nn::Model::create(graph, output);
-  REQUIRE_FALSE(model);
-  return model.error().message;
-}
-
 /// Output and gradients after one step from fixed values.
 struct Outcome {
   std::vector<float> output, grads, buffers;
@@ -265,28 +257,6 @@ TEST_CASE("in inference BatchNorm2d uses its running statistics, which training 
   (*inference)->forward();
   REQUIRE((*inference)->output()[0] == Approx((6 - 0.75) / std::sqrt(0.75 + 0.25 * 14 / 3)));
   REQUIRE(model->read_buffers() == buffers);
-}
-
-TEST_CASE(
-    "an operation that does not fit its input is refused with its name, its input and what it expects") {
-  REQUIRE(error_of({1, 28, 28}, [](Value x) { return nn::linear("fc1", x, 10); }) ==
-          "operation 0 'fc1': Linear expects one input (features), it has (1, 28, 28); flatten() makes one");
-  REQUIRE(error_of({4}, [](Value x) {
-            return nn::linear("b", nn::conv2d("a", x, {}), 1);  // the first error stays
-          }) == "operation 0 'a': Conv2d expects one input (channels, height, width), it has (4)");
-  REQUIRE(error_of({1, 2, 2}, [](Value x) { return nn::conv2d("c", x, {.kernel = 5}); }) ==
-          "operation 0 'c': Conv2d: a kernel of 5 is larger than its input (1, 2, 2)");
-  REQUIRE(error_of({4}, [](Value x) { return nn::add(x, nn::linear("a", x, 3)); }) ==
-          "operation 1: Add expects two inputs of one shape, they are (4) and (3)");
-  REQUIRE(error_of({4}, [](Value x) { return nn::batch_norm2d("bn", x); }) ==
-          "operation 0 'bn': BatchNorm2d expects one input (channels, height, width), it has (4)");
-  REQUIRE(error_of({1, 4, 4}, [](Value x) { return nn::max_pool2d(x, {.kernel = 16}); }) ==
-          "operation 0: MaxPool2d: a kernel of 16, 1 to 15 are supported");
-  REQUIRE(error_of({4}, [](Value x) { return nn::linear("a", nn::linear("a", x, 4), 4); }) ==
-          "two parameters are named 'a.weight'");
-  REQUIRE(error_of({4}, [](Value x) { return nn::dropout(x, -1); }) ==
-          "operation 0: Dropout of (4) with p -1.000000: it takes one input and a p within 0 and 1");
-  REQUIRE(error_of({4}, [](Value x) { return nn::flatten(x); }) == "the model has no parameters to train");
 }
 
 TEST_CASE("blocks that are in use at the same time never share memory, and the arena is close to the least") {

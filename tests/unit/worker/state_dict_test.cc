@@ -68,11 +68,14 @@ TEST_CASE("a state dict of another model is refused by name, and changes nothing
   const std::string before = nn::parameters_sha256(model);
   const std::string path = data_file("pytorch_state_dict.safetensors");
   REQUIRE(load_state_dict(path, model).error() ==
-          Error{ErrorCode::kMismatch,
-                "state dict " + path + ": tensor 'fc.weight' is F32 5x16, the model's is F32 7x16"});
+          Error{ErrorCode::kMismatch, "state dict " + path +
+                                          ": tensor 'fc.weight' is F32 5x16, the model's is F32 7x16; "
+                                          "these are the weights of another model"});
   nn::Model garment = nn::garment_classifier();
   REQUIRE(load_state_dict(path, garment).error().message ==
-          "state dict " + path + ": tensor 'conv1.weight' is F32 8x3x3x3, the model's is F32 6x1x5x5");
+          "state dict " + path +
+              ": tensor 'conv1.weight' is F32 8x3x3x3, the model's is F32 6x1x5x5; "
+              "these are the weights of another model");
   const test::TemporaryDirectory directory;
   const std::string saved = directory.path() + "/garment.safetensors";
   REQUIRE_OK(save_state_dict(saved, garment));

@@ -130,6 +130,8 @@ TEST_CASE("a data set that does not fit the model, and a sample outside of it, a
   dataset.height = 14;
   DeviceDataset small = job.data;
   small.image_elements = 14 * 28;
-  REQUIRE(job.trainer->evaluate(small).error().message ==
-          "the data set's images have 392 pixels, the model takes 784");
+  REQUIRE(
+      job.trainer->evaluate(small).error().message ==
+      "the data set's images have 392 pixels, the model takes (1, 28, 28) of 784; make the model for images "
+      "of this size");
 }

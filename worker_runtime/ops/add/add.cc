@@ -20,7 +20,8 @@ class Add final : public Operation {
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (inputs.size() != 2 || inputs[0] != inputs[1])
       return fail(ErrorCode::kInvalidArgument,
-                  "Add expects two inputs of one shape, they are " + to_text(inputs));
+                  "Add expects two inputs of one shape, they are " + to_text(inputs) +
+                      "; a conv2d() or linear() in front of one makes them alike");
     return inputs[0];
   }
   bool backward_reads_x() const override { return false; }

@@ -50,9 +50,12 @@ class BatchNorm2d final : public Operation {
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (inputs.size() != 1 || inputs[0].size() != 3)
       return fail(ErrorCode::kInvalidArgument,
-                  "BatchNorm2d expects one input (channels, height, width), it has " + to_text(inputs));
+                  "BatchNorm2d expects one input (channels, height, width), it has " + to_text(inputs) +
+                      "; put it in front of flatten()");
     if (!(options_.eps > 0) || !(options_.momentum >= 0 && options_.momentum <= 1))
-      return fail(ErrorCode::kInvalidArgument, "BatchNorm2d: eps must be positive, momentum within 0 and 1");
+      return fail(ErrorCode::kInvalidArgument, "BatchNorm2d with eps " + std::to_string(options_.eps) +
+                                                   " and momentum " + std::to_string(options_.momentum) +
+                                                   ": eps must be positive, momentum within 0 and 1");
     channels_ = inputs[0][0];
     return inputs[0];
   }

@@ -18,19 +18,23 @@ class Conv2d final : public Operation {
     const Conv2dOptions& o = options_;
     if (o.out_channels < 1 || o.kernel < 1 || o.stride < 1 || o.padding < 0)
       return fail(ErrorCode::kInvalidArgument,
-                  "Conv2d: channels, kernel and stride must be positive, padding not negative");
+                  "Conv2d of " + std::to_string(o.out_channels) + " channels, kernel " +
+                      std::to_string(o.kernel) + ", stride " + std::to_string(o.stride) + ", padding " +
+                      std::to_string(o.padding) + ": each must be at least 1, the padding 0");
     if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][0] < 1)
-      return fail(ErrorCode::kInvalidArgument,
-                  "Conv2d expects one input (channels, height, width), it has " + to_text(inputs));
+      return fail(ErrorCode::kInvalidArgument, "Conv2d expects one input (channels, height, width), it has " +
+                                                   to_text(inputs) +
+                                                   "; give the graph's input three dimensions");
     const Shape& input = inputs[0];
     if (o.groups < 1 || input[0] % o.groups != 0 || o.out_channels % o.groups != 0)
       return fail(ErrorCode::kInvalidArgument, "Conv2d: " + std::to_string(o.groups) +
                                                    " groups do not divide its " + std::to_string(input[0]) +
                                                    " input and " + std::to_string(o.out_channels) +
-                                                   " output channels");
+                                                   " output channels; choose a divisor of both");
     if (input[1] + 2 * o.padding < o.kernel || input[2] + 2 * o.padding < o.kernel)
       return fail(ErrorCode::kInvalidArgument, "Conv2d: a kernel of " + std::to_string(o.kernel) +
-                                                   " is larger than its input " + to_text(input));
+                                                   " is larger than its input " + to_text(input) +
+                                                   "; use a smaller kernel or more padding");
     shape_ = {1, input[0], input[1], input[2], o.out_channels, o.kernel, o.stride, o.padding, o.groups};
     return Shape{o.out_channels, shape_.out_height(), shape_.out_width()};
   }

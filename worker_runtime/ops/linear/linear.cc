@@ -22,7 +22,8 @@ class Linear final : public Operation {
       return fail(ErrorCode::kInvalidArgument,
                   "Linear expects one input (features), it has " + to_text(inputs) + "; flatten() makes one");
     if (out_ < 1)
-      return fail(ErrorCode::kInvalidArgument, "Linear: " + std::to_string(out_) + " output features");
+      return fail(ErrorCode::kInvalidArgument,
+                  "Linear: " + std::to_string(out_) + " output features; it has at least 1");
     in_ = inputs[0][0];
     return Shape{out_};
   }
