@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <muster/compute.h>
 
 #include "worker_runtime/device/cpu/cpu_device.h"
@@ -9,10 +11,31 @@
 
 namespace muster {
 
-Result<Compute> make_compute(DeviceType type, int index) {
-  if (type == DeviceType::kCpu) return std::make_shared<CpuDevice>();
+void Device::set_total_memory(std::size_t size_bytes) {
+  if (options_.memory_fraction < 1)
+    cap_bytes_ = static_cast<std::size_t>(options_.memory_fraction * static_cast<double>(size_bytes));
+}
+
+Result<void> Device::claim(std::size_t size_bytes) {
+  if (!cap_bytes_) return {};
+  if (size_bytes <= *cap_bytes_ - claimed_bytes_) {
+    claimed_bytes_ += size_bytes;
+    return {};
+  }
+  return fail(
+      ErrorCode::kExhausted,
+      fmt::format("allocate {} bytes on {}: {} of the {} bytes that a memory fraction of {} allows are "
+                  "in use; use a smaller batch or model, or a larger fraction",
+                  size_bytes, name(), claimed_bytes_, *cap_bytes_, options_.memory_fraction));
+}
+
+Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {
+  if (!(options.memory_fraction > 0 && options.memory_fraction <= 1))
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a memory fraction of {}; it is above 0 and at most 1", options.memory_fraction));
+  if (type == DeviceType::kCpu) return std::make_shared<CpuDevice>(options);
 #ifdef MUSTER_HAS_CUDA
-  return cuda::CudaDevice::make(index);
+  return cuda::CudaDevice::make(index, options);
 #else
   return fail(ErrorCode::kUnsupported,
               "CUDA device " + std::to_string(index) +

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include <muster/compute.h>
@@ -23,8 +24,13 @@ class Device {
   /// "cpu (avx512)", "cuda (NVIDIA H100 80GB HBM3)".
   [[nodiscard]] virtual std::string_view name() const = 0;
 
-  // Memory of the device; zeroed; 256-byte aligned. Freed with the object.
+  [[nodiscard]] const ComputeOptions& options() const { return options_; }
+
+  // Memory of the device; zeroed; 256-byte aligned. Freed with the object. kExhausted, also beyond
+  // ComputeOptions::memory_fraction.
   [[nodiscard]] virtual Result<void*> allocate(std::size_t size_bytes) = 0;
+  /// Counts memory of the device that somebody else allocates, as a group does: kExhausted beyond the cap.
+  [[nodiscard]] Result<void> claim(std::size_t size_bytes);
   virtual void copy_to_device(void* device, const void* host, std::size_t size_bytes) = 0;
   virtual void copy_to_host(void* host, const void* device,
                             std::size_t size_bytes) = 0;  // waits for the copy
@@ -51,6 +57,17 @@ class Device {
   [[nodiscard]] virtual void* stream() const { return nullptr; }
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
   [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
+
+ protected:
+  Device() = default;
+  explicit Device(const ComputeOptions& options) : options_(options) {}
+  /// Of which claim() allows the fraction.
+  void set_total_memory(std::size_t size_bytes);
+
+ private:
+  ComputeOptions options_;
+  std::optional<std::size_t> cap_bytes_;
+  std::size_t claimed_bytes_ = 0;
 };
 
 }  // namespace muster

@@ -47,6 +47,9 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
       ->check(CLI::IsMember({"off", "bf16", "fp16"}));
   app.add_option("--device", device, "auto: GPUs where there is one per rank")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option("--gpu-memory-fraction", o.gpu_memory_fraction,
+                 "above 0: the part of the device's memory that parameters, gradients, activations and data "
+                 "may take");
   app.add_option(
          "--logical-shards", o.logical_shards,
          "a power of two: batches of --batch-size per step over all ranks, which then does not depend on "
@@ -74,6 +77,9 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
     if (!std::isfinite(value))
       return muster::fail(muster::ErrorCode::kInvalidArgument,
                           std::string(flag) + ": not a finite number; see fashion_mnist --help");
+  if (!(o.gpu_memory_fraction > 0 && o.gpu_memory_fraction <= 1))
+    return muster::fail(muster::ErrorCode::kInvalidArgument,
+                        "--gpu-memory-fraction: not above 0 and at most 1; see fashion_mnist --help");
   // CLI11 2.1 would read -1 as 2^64 - 1.
   const auto [end, code] = std::from_chars(seed_text.data(), seed_text.data() + seed_text.size(), o.seed);
   if (code != std::errc() || end != seed_text.data() + seed_text.size())

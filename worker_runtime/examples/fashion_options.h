@@ -28,6 +28,7 @@ struct Options {
   std::string data;
   std::string model = "garment";  // or "lenet5", "mlp"
   DeviceChoice device = DeviceChoice::kAuto;
+  double gpu_memory_fraction = 1;
   int logical_shards = 0;  // per step, of batch_size samples each; 0: one per rank
   std::string checkpoint;  // empty: none is written
   std::string resume;      // empty: from the beginning

@@ -64,9 +64,10 @@ muster::Result<void> TrainingRun::load() {
 /// The ranks and the device. Under `auto` the ranks meet on the CPU and go on to the GPUs together or not at
 /// all.
 muster::Result<void> TrainingRun::join() {
+  const muster::ComputeOptions device{.memory_fraction = options_.gpu_memory_fraction};
   if (options_.device == DeviceChoice::kCuda) {
     const int gpu = gpu_of_rank(0);
-    MUSTER_TRY(compute_, muster::make_compute(muster::DeviceType::kCuda, gpu));
+    MUSTER_TRY(compute_, muster::make_compute(muster::DeviceType::kCuda, gpu, device));
     MUSTER_TRY(context_, muster::init(on_gpu(compute_, gpu)));
     return {};
   }
@@ -82,7 +83,7 @@ muster::Result<void> TrainingRun::join() {
     MUSTER_TRY(use_gpus, agree_on_gpus(facts, *context_.group));
   }
   MUSTER_TRY(compute_, muster::make_compute(use_gpus ? muster::DeviceType::kCuda : muster::DeviceType::kCpu,
-                                            facts.gpu));
+                                            facts.gpu, device));
   if (use_gpus) {
     MUSTER_TRY(context_.group, muster::new_group(context_, "gpu", on_gpu(compute_, facts.gpu)));
   }

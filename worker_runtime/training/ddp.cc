@@ -73,6 +73,7 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
                                                  "init() by the device");
   HostCollectives host(group, compute);
   MUSTER_OK(check_same_model(model, group, host));
+  MUSTER_OK(compute->claim(model.arena_bytes()));
   MUSTER_TRY(void* const gradients, group.allocate(model.arena_bytes()));
   MUSTER_OK(model.allocate(compute, static_cast<float*>(gradients)));
   MUSTER_OK(group.broadcast({model.params(), model.arena_elements(), DType::kFloat32}, 0));

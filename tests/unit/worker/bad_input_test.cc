@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a program does wrong with a model is one sentence: which layer, which shapes or types, what to do.
+#include <cmath>
 #include <fstream>
 #include <functional>
+#include <unistd.h>
 
 #include <muster/checkpoint.h>
 #include <muster/gradient_reducer.h>
@@ -212,6 +214,8 @@ TEST_CASE("a model that meets other data, another device or too little memory is
        },
        kWrong, "gradient reducer: compressed to I32; it sends F32, BF16 or F16"},
   });
+  for (const double fraction : {0.0, -0.5, 1.5, std::nan("")})
+    CHECK(make_compute(DeviceType::kCpu, 0, {.memory_fraction = fraction}).error().code == kWrong);
   const auto missing = make_compute(DeviceType::kCuda, 99);
   REQUIRE_FALSE(missing);
   // By what this build and this machine have: no CUDA, no driver, or fewer GPUs.
@@ -266,4 +270,40 @@ TEST_CASE("weights of another model or type are refused in one sentence, and cha
            "these are the weights of another model"},
   });
   REQUIRE(nn::parameters_sha256(model) == before);
+}
+
+TEST_CASE("a memory fraction caps what parameters, gradients and activations take together") {
+  const double total =
+      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  constexpr std::size_t kCap = std::size_t{6} << 20;
+  const ComputeOptions options{.memory_fraction = (kCap + 0.5) / total};
+  const auto small = [&] { return *make_compute(DeviceType::kCpu, 0, options); };
+  const auto sentence = [&](std::size_t asked, std::size_t used, const std::string& name) {
+    return "allocate " + std::to_string(asked) + " bytes on " + name + ": " + std::to_string(used) +
+           " of the " + std::to_string(kCap) + " bytes that a memory fraction of " +
+           fmt::format("{}", options.memory_fraction) +
+           " allows are in use; use a smaller batch or model, or a larger fraction";
+  };
+  const Compute compute = small();
+  REQUIRE_OK(compute->allocate(kCap - 1000));
+  REQUIRE(compute->allocate(1001).error() ==
+          Error{ErrorCode::kExhausted, sentence(1001, kCap - 1000, describe(compute))});
+  REQUIRE_OK(compute->allocate(1000));
+
+  // 669,706 parameters and their gradients take 5,359,616 bytes.
+  const Compute training = small();
+  const auto group = make_single_group();
+  nn::Model model = nn::mlp();
+  const auto ddp = DistributedDataParallel::create(model, training, *group);
+  REQUIRE_OK(ddp);
+  REQUIRE_OK(model.plan(16, nn::Mode::kTraining));
+  const auto large = model.plan(512, nn::Mode::kTraining);
+  REQUIRE_FALSE(large);
+  const std::string& text = large.error().message;
+  INFO(text);
+  CHECK(large.error().code == ErrorCode::kExhausted);
+  CHECK(text.starts_with("activations of a batch of 512, most of them of operation 0 (784): allocate "));
+  CHECK(text.ends_with("allows are in use; use a smaller batch or model, or a larger fraction"));
+  nn::Model second = nn::mlp();
+  CHECK(DistributedDataParallel::create(second, training, *group).error().code == ErrorCode::kExhausted);
 }

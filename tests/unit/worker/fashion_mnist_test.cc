@@ -88,6 +88,9 @@ TEST_CASE("a wrong flag is refused in one line that names it") {
   REQUIRE_THAT(error_of({"--label-smoothing=nan"}), Contains("--label-smoothing"));
   REQUIRE_THAT(error_of({"--log-every=0"}), Contains("--log-every"));
   REQUIRE_THAT(error_of({"--seed=-1"}), Contains("--seed"));
+  for (const char* const flag :
+       {"--gpu-memory-fraction=0", "--gpu-memory-fraction=1.5", "--gpu-memory-fraction=nan"})
+    REQUIRE_THAT(error_of({flag}), Contains("--gpu-memory-fraction"));
   REQUIRE_THAT(error_of({"--epochs"}), Contains("--epochs"));
   REQUIRE_THAT(error_of({"extra"}), Contains("extra"));
 }

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <string>
+#include <unistd.h>
 
 #include <hwy/targets.h>
 
@@ -15,6 +16,11 @@ constexpr std::size_t kLargestAllocation = std::size_t{1} << 40;
 
 }  // namespace
 
+CpuDevice::CpuDevice(const ComputeOptions& options) : Device(options) {
+  set_total_memory(static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+                   static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
+}
+
 std::string_view CpuDevice::name() const {
   const std::int64_t targets = hwy::SupportedTargets();
   if ((targets & HWY_AVX3) != 0) return "cpu (avx512)";
@@ -26,6 +32,7 @@ std::string_view CpuDevice::name() const {
 Result<void*> CpuDevice::allocate(std::size_t size_bytes) {
   // Rounded up: aligned_alloc wants a multiple, and malloc(0) would have no address of its own.
   const std::size_t rounded = (size_bytes / kAlignment + 1) * kAlignment;
+  MUSTER_OK(claim(size_bytes));
   void* const memory = size_bytes < kLargestAllocation ? std::aligned_alloc(kAlignment, rounded) : nullptr;
   if (memory == nullptr)
     return fail(ErrorCode::kExhausted, "allocate " + std::to_string(size_bytes) +

@@ -12,6 +12,7 @@ namespace muster {
 
 class CpuDevice final : public Device {
  public:
+  explicit CpuDevice(const ComputeOptions& options = {});
   [[nodiscard]] DeviceType type() const override { return DeviceType::kCpu; }
   /// With the widest vector instructions that are used.
   [[nodiscard]] std::string_view name() const override;

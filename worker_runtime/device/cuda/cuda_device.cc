@@ -28,13 +28,13 @@ std::shared_ptr<const Library> opened(Result<std::unique_ptr<Library>> library, 
 
 }  // namespace
 
-Result<Compute> CudaDevice::make(int index) {
+Result<Compute> CudaDevice::make(int index, const ComputeOptions& options) {
   MUSTER_TRY(const int count, device_count());
   if (index < 0 || index >= count)
     return fail(ErrorCode::kNotFound, "GPU " + std::to_string(index) + ": there are " +
                                           std::to_string(count) +
                                           " GPUs here; check LOCAL_RANK and CUDA_VISIBLE_DEVICES");
-  std::shared_ptr<CudaDevice> made(new CudaDevice(index));
+  std::shared_ptr<CudaDevice> made(new CudaDevice(index, options));
   MUSTER_OK(made->start());
   return made;
 }
@@ -44,6 +44,9 @@ Result<void> CudaDevice::start() {
   cudaDeviceProp properties{};
   MUSTER_OK(check(cudaGetDeviceProperties(&properties, index_), "cudaGetDeviceProperties", index_));
   name_ = std::string("cuda (") + properties.name + ")";
+  std::size_t free = 0, total = 0;
+  MUSTER_OK(check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo", index_));
+  set_total_memory(total);
   // Not the legacy stream, whose implicit waiting would tie this rank to everything else in the process.
   return check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate", index_);
 }
@@ -60,6 +63,7 @@ CudaDevice::~CudaDevice() {
 Result<void*> CudaDevice::allocate(std::size_t size_bytes) {
   MUSTER_OK(select(index_));
   const std::size_t bytes = size_bytes == 0 ? 256 : size_bytes;  // cudaMalloc aligns to 256 bytes at least
+  MUSTER_OK(claim(bytes));
   void* block = nullptr;
   MUSTER_OK(check(cudaMalloc(&block, bytes), "cudaMalloc of " + std::to_string(bytes) + " bytes", index_));
   allocations_.push_back(block);
@@ -115,6 +119,11 @@ const CudaBlas* CudaDevice::blas() {
   if (!std::exchange(tried_blas_, true) && selected() != nullptr)
     blas_ = opened(CudaBlas::open(), "cuBLASLt", "linear layers of large batches", told);
   return blas_.get();
+}
+
+PlanCache& CudaDevice::plan_cache() {
+  if (!plan_cache_) plan_cache_.emplace(PlanCache::default_path());
+  return *plan_cache_;
 }
 
 const CudaDnn* CudaDevice::dnn() {

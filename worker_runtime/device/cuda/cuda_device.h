@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/device/plan_cache.h"
 
 namespace muster::cuda {
 
@@ -20,7 +21,7 @@ class CudaDnn;
 class CudaDevice final : public Device {
  public:
   /// kNotFound: no driver or no such GPU.
-  [[nodiscard]] static Result<Compute> make(int index);
+  [[nodiscard]] static Result<Compute> make(int index, const ComputeOptions& options = {});
   ~CudaDevice() override;
 
   DeviceType type() const override { return DeviceType::kCuda; }
@@ -44,9 +45,11 @@ class CudaDevice final : public Device {
   /// Opened on first use. nullptr: not there, as one line on stderr has said.
   [[nodiscard]] const CudaBlas* blas();
   [[nodiscard]] const CudaDnn* dnn();
+  /// Read on first use.
+  [[nodiscard]] PlanCache& plan_cache();
 
  private:
-  explicit CudaDevice(int index) : index_(index) {}
+  CudaDevice(int index, const ComputeOptions& options) : Device(options), index_(index) {}
   [[nodiscard]] Result<void> start();
   /// The stream, with its GPU made the thread's, as launches and the libraries need it: the thread may use
   /// several GPUs.
@@ -61,6 +64,7 @@ class CudaDevice final : public Device {
   std::vector<void*> allocations_;
   std::shared_ptr<const CudaBlas> blas_;
   std::shared_ptr<const CudaDnn> dnn_;
+  std::optional<PlanCache> plan_cache_;
   bool tried_blas_ = false, tried_dnn_ = false;
   Result<void> first_error_;
 };

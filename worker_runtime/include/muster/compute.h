@@ -15,8 +15,25 @@ namespace muster {
 class Device;
 using Compute = std::shared_ptr<Device>;
 
-/// `index` selects the GPU. kUnsupported: built without CUDA; kNotFound: no driver or no such GPU.
-[[nodiscard]] Result<Compute> make_compute(DeviceType type, int index = 0);
+/// PyTorch's, with its defaults. All but the first are of GPUs: the CPU's kernels are exact float32 and
+/// deterministic.
+struct ComputeOptions {
+  /// torch.cuda.set_per_process_memory_fraction: what the arenas may take of the device's memory, on the CPU
+  /// of this machine's; above 0, at most 1. Not counted: the libraries' own memory.
+  double memory_fraction = 1;
+  /// torch.use_deterministic_algorithms: no plan of cuDNN that may give other bits in another run.
+  bool deterministic = false;
+  /// torch.backends.cudnn.benchmark: of cuDNN's first plans the fastest is found out, once for each GPU and
+  /// shape: the choice is kept in $XDG_CACHE_HOME/muster (or ~/.cache/muster).
+  bool benchmark = false;
+  bool matmul_tf32 = false;  ///< torch.backends.cuda.matmul.allow_tf32: linear layers
+  bool conv_tf32 = true;     ///< torch.backends.cudnn.allow_tf32: convolutions
+};
+
+/// `index` selects the GPU. kUnsupported: built without CUDA; kNotFound: no driver or no such GPU;
+/// kInvalidArgument: an option out of range.
+[[nodiscard]] Result<Compute> make_compute(DeviceType type, int index = 0,
+                                           const ComputeOptions& options = {});
 
 /// GPUs that make_compute can use; 0 without CUDA. Creates no context.
 [[nodiscard]] int gpu_count();

@@ -76,11 +76,15 @@ struct DnnConv final : OwnConv {
 
 std::unique_ptr<PreparedConv2d> prepare_conv2d(Device& device, const ConvShape& shape) {
   if (!is_small(shape)) {
-    [[maybe_unused]] const auto* const dnn = static_cast<muster::cuda::CudaDevice&>(device).dnn();
+    [[maybe_unused]] auto& gpu = static_cast<muster::cuda::CudaDevice&>(device);
+    [[maybe_unused]] const auto* const dnn = gpu.dnn();
 #ifdef MUSTER_HAS_CUDNN
     if (dnn != nullptr) {
-      // A shape for which cuDNN has no exact engine is no error: ours computes every shape.
-      auto plan = ConvPlan::make(*dnn, shape);
+      // A shape for which cuDNN has no engine that is allowed is no error: ours computes every shape.
+      const ComputeOptions& o = device.options();
+      auto plan = ConvPlan::make(*dnn, shape,
+                                 {o.deterministic, o.conv_tf32, o.benchmark ? &gpu.plan_cache() : nullptr,
+                                  device.name(), device.stream()});
       (void)cudaGetLastError();  // engines that it tried in vain are no error of the next launch
       if (plan) return std::make_unique<DnnConv>(device, shape, *std::move(plan));
     }

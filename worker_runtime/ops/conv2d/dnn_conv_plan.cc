@@ -2,8 +2,8 @@
 #include "worker_runtime/ops/conv2d/dnn_conv_plan.h"
 
 #include <algorithm>
-#include <string>
-#include <string_view>
+#include <optional>
+#include <span>
 #include <vector>
 
 namespace muster::nn::cuda {
@@ -17,6 +17,8 @@ enum TensorId : std::int64_t { kX = 1, kW = 2, kY = 3 };
 
 // Engines the heuristic proposes; each is tried until one builds.
 constexpr std::int64_t kMaxCandidates = 32;
+// Of so many of them the fastest is found out.
+constexpr std::size_t kTimed = 4;
 // Plans that want more scratch than this are passed over.
 constexpr std::int64_t kMaxWorkspace = std::int64_t{512} << 20;
 
@@ -53,51 +55,48 @@ Result<DnnDescriptor> convolution(const CudaDnn& dnn, const ConvShape& shape) {
   return made;
 }
 
-/// The attribute names of one pass' operation: same roles, other numbers.
-struct OperationNames {
+/// One pass' operation: the roles are the same, the attributes' numbers are not; and what its x, w and y are
+/// to the caller.
+struct PassNames {
+  std::string_view name;
+  std::array<std::string_view, 3> tensors;
   cudnnBackendDescriptorType_t type;
   cudnnBackendAttributeName_t x, w, y, conv, alpha, beta;
 };
 
-OperationNames names_of(ConvPlan::Pass pass) {
-  switch (pass) {
-    case ConvPlan::Pass::kForward:
-      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA};
-    case ConvPlan::Pass::kBackwardData:
-      return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
-              CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA};
-    case ConvPlan::Pass::kBackwardFilter:
-      break;
-  }
-  return {CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
-          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
-          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
-          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
-          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
-          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
-          CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA};
+constexpr std::array<PassNames, 3> kPasses{{{"forward",
+                                             {"x", "w", "y"},
+                                             CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+                                            {"backward data",
+                                             {"dx", "w", "dy"},
+                                             CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+                                            {"backward filter",
+                                             {"x", "dw", "dy"},
+                                             CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
+                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}}};
+
+const PassNames& names_of(ConvPlan::Pass pass) {
+  return kPasses.at(static_cast<std::size_t>(pass));
 }
 
-/// What the pass' x, w and y are to the caller.
-std::array<std::string_view, 3> tensors_of(ConvPlan::Pass pass) {
-  if (pass == ConvPlan::Pass::kForward) return {"x", "w", "y"};
-  if (pass == ConvPlan::Pass::kBackwardData) return {"dx", "w", "dy"};
-  return {"x", "dw", "dy"};
-}
-
-/// True for engines within the tolerance of the tests, and deterministic.
-bool is_exact_enough(const CudaDnn& dnn, const DnnDescriptor& config) {
+bool is_allowed_engine(const CudaDnn& dnn, const DnnDescriptor& config, const ConvPlanOptions& options) {
   auto engine = DnnDescriptor::make(dnn, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   if (!engine) return false;
   cudnnBackendDescriptor_t raw = engine->get();
@@ -105,22 +104,36 @@ bool is_exact_enough(const CudaDnn& dnn, const DnnDescriptor& config) {
   if (dnn.get_attribute(config.get(), CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count,
                         &raw) != CUDNN_STATUS_SUCCESS)
     return false;
-  std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes{};
+  std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> list{};
   if (dnn.get_attribute(raw, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                        static_cast<std::int64_t>(notes.size()), &count,
-                        notes.data()) != CUDNN_STATUS_SUCCESS)
+                        static_cast<std::int64_t>(list.size()), &count, list.data()) != CUDNN_STATUS_SUCCESS)
     return false;
   // A newer library may know notes this header does not and count them too.
-  count = std::clamp<std::int64_t>(count, 0, static_cast<std::int64_t>(notes.size()));
-  return std::all_of(notes.begin(), notes.begin() + count, [](cudnnBackendNumericalNote_t note) {
-    return note == CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP;
-  });
+  count = std::clamp<std::int64_t>(count, 0, static_cast<std::int64_t>(list.size()));
+  EngineNotes notes;
+  for (const auto note : std::span(list).first(static_cast<std::size_t>(count))) {
+    if (note == CUDNN_NUMERICAL_NOTE_TENSOR_CORE)
+      notes.tensor_cores = true;
+    else if (note == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)
+      notes.nondeterministic = true;
+    else if (note != CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP)
+      notes.approximate = true;
+  }
+  return is_allowed(notes, options.deterministic, options.tf32);
 }
 
-/// Builds the first acceptable engine configuration that `mode` proposes; what the plan refers to goes to
-/// `parts`.
-Result<DnnDescriptor> first_plan(const CudaDnn& dnn, const DnnDescriptor& graph, cudnnBackendHeurMode_t mode,
-                                 std::vector<DnnDescriptor>& parts) {
+struct Proposed {
+  int place;  // among all that the heuristic proposes
+  std::int64_t workspace_bytes;
+  DnnDescriptor plan;
+};
+
+/// Builds the first `most` acceptable engine configurations that `mode` proposes, or the one at `place`
+/// alone; what the plans refer to goes to `parts`.
+Result<std::vector<Proposed>> propose(const CudaDnn& dnn, const DnnDescriptor& graph,
+                                      cudnnBackendHeurMode_t mode, const ConvPlanOptions& options,
+                                      std::size_t most, std::optional<int> place,
+                                      std::vector<DnnDescriptor>& parts) {
   MUSTER_TRY(DnnDescriptor heuristic, DnnDescriptor::make(dnn, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR));
   MUSTER_OK(heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph));
   MUSTER_OK(heuristic.set(CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode));
@@ -137,9 +150,10 @@ Result<DnnDescriptor> first_plan(const CudaDnn& dnn, const DnnDescriptor& graph,
                                         CUDNN_TYPE_BACKEND_DESCRIPTOR, kMaxCandidates, &found, raw.data()),
                       "cudnnBackendGetAttribute heuristic results"));
   cudnnHandle_t handle = dnn.handle();
-  for (std::int64_t i = 0; i < std::min(found, kMaxCandidates); ++i) {
+  std::vector<Proposed> proposed;
+  for (int i = 0; i < std::min(found, kMaxCandidates) && proposed.size() < most; ++i) {
     DnnDescriptor& config = configs[static_cast<std::size_t>(i)];
-    if (!is_exact_enough(dnn, config)) continue;
+    if (place.value_or(i) != i || !is_allowed_engine(dnn, config, options)) continue;
     MUSTER_TRY(DnnDescriptor plan, DnnDescriptor::make(dnn, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR));
     MUSTER_OK(plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle));
     MUSTER_OK(plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));
@@ -150,21 +164,85 @@ Result<DnnDescriptor> first_plan(const CudaDnn& dnn, const DnnDescriptor& graph,
                         "cudnnBackendGetAttribute workspace"));
     if (workspace > kMaxWorkspace) continue;
     parts.push_back(std::move(config));
-    parts.push_back(std::move(heuristic));
-    return plan;
+    proposed.push_back({i, workspace, std::move(plan)});
   }
+  parts.push_back(std::move(heuristic));
+  if (!proposed.empty()) return proposed;
   return fail(ErrorCode::kUnsupported,
-              "none of the " + std::to_string(found) + " engines cuDNN proposes is exact float32 and builds");
+              "none of the " + std::to_string(found) + " engines cuDNN proposes is allowed and builds");
 }
 
-Result<DnnDescriptor> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan::Pass pass,
-                                std::vector<DnnDescriptor>& parts) {
+Result<void> execute(const CudaDnn& dnn, const DnnDescriptor& plan, std::array<const void*, 3> pointers,
+                     void* workspace) {
+  MUSTER_TRY(DnnDescriptor pack, DnnDescriptor::make(dnn, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR));
+  const std::array<std::int64_t, 3> ids{kX, kW, kY};
+  MUSTER_OK(pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers.data()));
+  MUSTER_OK(pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids.data()));
+  MUSTER_OK(pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace));
+  MUSTER_OK(pack.finalize());
+  return dnn.check(dnn.execute(dnn.handle(), plan.get(), pack.get()), "cudnnBackendExecute");
+}
+
+/// Milliseconds of each plan, on tensors of zeros; below 0: it failed. Not during a capture.
+std::vector<float> time_plans(const CudaDnn& dnn, const std::vector<Proposed>& plans, const ConvShape& s,
+                              cudaStream_t stream) {
+  constexpr int kRuns = 5;
+  const auto bytes = [](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
+    return static_cast<std::size_t>(a * b * c * d) * sizeof(float);
+  };
+  std::size_t workspace_bytes = 0;
+  for (const Proposed& each : plans)
+    workspace_bytes = std::max(workspace_bytes, static_cast<std::size_t>(each.workspace_bytes));
+  const std::array<std::size_t, 4> sizes{bytes(s.batch, s.in_channels, s.height, s.width),
+                                         bytes(s.out_channels, s.in_channels, s.kernel, s.kernel),
+                                         bytes(s.batch, s.out_channels, s.out_height(), s.out_width()),
+                                         workspace_bytes + 1};
+  std::array<void*, 4> memory{};
+  std::array<cudaEvent_t, 2> events{};
+  std::vector<float> times(plans.size(), -1.0F);
+  bool ready = true;
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    ready = ready && cudaMalloc(&memory[i], sizes[i]) == cudaSuccess &&
+            cudaMemsetAsync(memory[i], 0, sizes[i], stream) == cudaSuccess;
+  for (cudaEvent_t& event : events) ready = ready && cudaEventCreate(&event) == cudaSuccess;
+  for (std::size_t i = 0; ready && i < plans.size(); ++i) {
+    const auto run = [&] {
+      return execute(dnn, plans[i].plan, {memory[0], memory[1], memory[2]}, memory[3]).has_value();
+    };
+    float time = 0;
+    bool good = run() && cudaEventRecord(events[0], stream) == cudaSuccess;
+    for (int k = 0; k < kRuns; ++k) good = good && run();
+    if (good && cudaEventRecord(events[1], stream) == cudaSuccess &&
+        cudaEventSynchronize(events[1]) == cudaSuccess &&
+        cudaEventElapsedTime(&time, events[0], events[1]) == cudaSuccess)
+      times[i] = time / kRuns;
+  }
+  for (const cudaEvent_t event : events)
+    if (event != nullptr) (void)cudaEventDestroy(event);
+  for (void* const each : memory) (void)cudaFree(each);
+  return times;
+}
+
+/// What the choice depends on.
+std::string key_of(const CudaDnn& dnn, const ConvShape& s, const PassNames& names,
+                   const ConvPlanOptions& options) {
+  std::string key = std::string(options.device) + "|cuDNN " + dnn.version() + "|conv2d " +
+                    std::string(names.name) + "|F32" + (options.tf32 ? "|TF32" : "") +
+                    (options.deterministic ? "|deterministic" : "");
+  for (const int number :
+       {s.batch, s.in_channels, s.height, s.width, s.out_channels, s.kernel, s.stride, s.padding, s.groups})
+    key += (key.back() >= '0' && key.back() <= '9' ? "x" : "|") + std::to_string(number);
+  return key;
+}
+
+Result<Proposed> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan::Pass pass,
+                           const ConvPlanOptions& options, std::vector<DnnDescriptor>& parts) {
   MUSTER_TRY(DnnDescriptor x, tensor(dnn, kX, {s.batch, s.in_channels, s.height, s.width}));
   MUSTER_TRY(DnnDescriptor w,
              tensor(dnn, kW, {s.out_channels, s.in_channels / s.groups, s.kernel, s.kernel}));
   MUSTER_TRY(DnnDescriptor y, tensor(dnn, kY, {s.batch, s.out_channels, s.out_height(), s.out_width()}));
   MUSTER_TRY(DnnDescriptor conv, convolution(dnn, s));
-  const OperationNames names = names_of(pass);
+  const PassNames& names = names_of(pass);
   const float one = 1.0F, zero = 0.0F;
   MUSTER_TRY(DnnDescriptor operation, DnnDescriptor::make(dnn, names.type));
   MUSTER_OK(operation.set(names.x, x));
@@ -180,24 +258,33 @@ Result<DnnDescriptor> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan
   MUSTER_OK(graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation));
   MUSTER_OK(graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle));
   MUSTER_OK(graph.finalize());
-  auto plan = first_plan(dnn, graph, CUDNN_HEUR_MODE_A, parts);
-  if (!plan) plan = first_plan(dnn, graph, CUDNN_HEUR_MODE_FALLBACK, parts);
+  const std::string key = key_of(dnn, s, names, options);
+  const auto known = options.timed != nullptr ? options.timed->find(key) : std::nullopt;
+  const std::size_t most = options.timed != nullptr ? kTimed : 1;
+  auto plans = propose(dnn, graph, CUDNN_HEUR_MODE_A, options, most, known, parts);
+  const bool kept = known && plans;
+  // A choice that is not there was made by something else.
+  if (known && !plans) plans = propose(dnn, graph, CUDNN_HEUR_MODE_A, options, most, std::nullopt, parts);
+  if (!plans) plans = propose(dnn, graph, CUDNN_HEUR_MODE_FALLBACK, options, 1, std::nullopt, parts);
+  if (!plans) return fail(std::move(plans).error());
+  std::size_t chosen = 0;
+  if (!kept && plans->size() > 1)
+    if (const auto best = fastest(time_plans(dnn, *plans, s, static_cast<cudaStream_t>(options.stream)))) {
+      chosen = static_cast<std::size_t>(*best);
+      options.timed->store(key, (*plans)[chosen].place);
+    }
   for (DnnDescriptor* part : {&graph, &operation, &conv, &y, &w, &x}) parts.push_back(std::move(*part));
-  return plan;
+  return std::move((*plans)[chosen]);
 }
 
 }  // namespace
 
-Result<ConvPlan> ConvPlan::make(const CudaDnn& dnn, const ConvShape& shape) {
+Result<ConvPlan> ConvPlan::make(const CudaDnn& dnn, const ConvShape& shape, const ConvPlanOptions& options) {
   ConvPlan made(dnn);
   for (const Pass pass : {Pass::kForward, Pass::kBackwardData, Pass::kBackwardFilter}) {
-    MUSTER_TRY(DnnDescriptor plan, plan_pass(dnn, shape, pass, made.parts_));
-    std::int64_t bytes = 0, count = 0;
-    MUSTER_OK(dnn.check(dnn.get_attribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
-                                          CUDNN_TYPE_INT64, 1, &count, &bytes),
-                        "cudnnBackendGetAttribute workspace"));
-    made.workspace_bytes_ = std::max(made.workspace_bytes_, static_cast<std::size_t>(bytes));
-    made.plans_[static_cast<std::size_t>(pass)] = std::move(plan);
+    MUSTER_TRY(Proposed chosen, plan_pass(dnn, shape, pass, options, made.parts_));
+    made.workspace_bytes_ = std::max(made.workspace_bytes_, static_cast<std::size_t>(chosen.workspace_bytes));
+    made.plans_[static_cast<std::size_t>(pass)] = std::move(chosen.plan);
   }
   return made;
 }
@@ -208,17 +295,10 @@ Result<void> ConvPlan::run(Pass pass, const float* x, const float* w, const floa
   for (std::size_t i = 0; i < pointers.size(); ++i)
     if (!is_conv_aligned(pointers[i]))
       return fail(ErrorCode::kInvalidArgument,
-                  "convolution by cuDNN: " + std::string(tensors_of(pass)[i]) + " is not at a multiple of " +
-                      std::to_string(kConvAlignment) +
+                  "convolution by cuDNN: " + std::string(names_of(pass).tensors[i]) +
+                      " is not at a multiple of " + std::to_string(kConvAlignment) +
                       " bytes; place it there, or let muster's own kernel compute this call");
-  MUSTER_TRY(DnnDescriptor pack, DnnDescriptor::make(*dnn_, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR));
-  const std::array<std::int64_t, 3> ids{kX, kW, kY};
-  MUSTER_OK(pack.set(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers.data()));
-  MUSTER_OK(pack.set(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids.data()));
-  MUSTER_OK(pack.set(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace));
-  MUSTER_OK(pack.finalize());
-  return dnn_->check(dnn_->execute(dnn_->handle(), plans_[static_cast<std::size_t>(pass)].get(), pack.get()),
-                     "cudnnBackendExecute");
+  return execute(*dnn_, plans_[static_cast<std::size_t>(pass)], pointers, workspace);
 }
 
 }  // namespace muster::nn::cuda

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // ConvPlan: the three passes of one convolution shape as execution plans of cuDNN 9's graph interface:
-// operation graph, heuristic mode A (then its fallback list), first engine that builds. float32 NCHW; engines
-// that round inputs to TF32, use Winograd or FFT, or are not deterministic are passed over. Built once per
-// shape before the first step; run() only enqueues. Not thread-safe. Failure: cuDNN's
-// words; the caller then keeps muster's own kernels. Source: cudnn_graph.h of cuDNN 9.19.
+// operation graph, heuristic mode A (then its fallback list), the first engine that is allowed and builds, or
+// the fastest of the first ones. float32 NCHW; engines that use Winograd or FFT are passed over. Built once
+// per shape before the first step; run() only enqueues. Not thread-safe. Failure: cuDNN's words; the caller
+// then keeps muster's own kernels. Source: cudnn_graph.h of cuDNN 9.19; PyTorch's filterEngineConfigs
+// (Conv_v8.cpp).
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "worker_runtime/device/cuda/cuda_dnn.h"
+#include "worker_runtime/device/plan_cache.h"
 #include "worker_runtime/ops/conv2d/conv2d.h"
 
 namespace muster::nn::cuda {
@@ -23,11 +27,20 @@ inline constexpr std::size_t kConvAlignment = 16;
   return reinterpret_cast<std::uintptr_t>(tensor) % kConvAlignment == 0;
 }
 
+struct ConvPlanOptions {
+  bool deterministic = true, tf32 = false;  ///< ComputeOptions'
+  /// ComputeOptions::benchmark: where choices are kept; nullptr: the first plan is taken.
+  PlanCache* timed = nullptr;
+  std::string_view device = {};  ///< its name
+  void* stream = nullptr;        ///< what is timed runs here
+};
+
 class ConvPlan {
  public:
   enum class Pass { kForward, kBackwardData, kBackwardFilter };
 
-  [[nodiscard]] static Result<ConvPlan> make(const muster::cuda::CudaDnn& dnn, const ConvShape& shape);
+  [[nodiscard]] static Result<ConvPlan> make(const muster::cuda::CudaDnn& dnn, const ConvShape& shape,
+                                             const ConvPlanOptions& options = {});
 
   /// Scratch that run() needs, the largest of the three passes.
   [[nodiscard]] std::size_t workspace_bytes() const { return workspace_bytes_; }

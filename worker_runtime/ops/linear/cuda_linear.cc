@@ -38,8 +38,9 @@ struct BlasLinear final : PreparedLinear {
     made->shape = shape;
     made->workspace_bytes = kGemmWorkspace;
     made->backend = "cuBLASLt";
-    const auto plan = [&blas](const GemmShape& product, std::optional<GemmPlan>& to) -> Result<void> {
-      MUSTER_TRY(GemmPlan planned, GemmPlan::make(blas, product));
+    const bool tf32 = device.options().matmul_tf32;
+    const auto plan = [&blas, tf32](const GemmShape& product, std::optional<GemmPlan>& to) -> Result<void> {
+      MUSTER_TRY(GemmPlan planned, GemmPlan::make(blas, product, tf32));
       to.emplace(std::move(planned));
       return {};
     };

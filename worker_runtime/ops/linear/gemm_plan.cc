@@ -8,10 +8,11 @@ namespace muster::nn::cuda {
 
 using muster::cuda::CudaBlas;
 
-Result<GemmPlan> GemmPlan::make(const CudaBlas& blas, const GemmShape& shape) {
+Result<GemmPlan> GemmPlan::make(const CudaBlas& blas, const GemmShape& shape, bool tf32) {
   GemmPlan plan(blas);
-  MUSTER_OK(
-      blas.check(blas.desc_create(&plan.desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate"));
+  MUSTER_OK(blas.check(
+      blas.desc_create(&plan.desc_, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F),
+      "cublasLtMatmulDescCreate"));
   const auto set = [&](cublasLtMatmulDescAttributes_t name, const auto& value) {
     return blas.check(blas.desc_set(plan.desc_, name, &value, sizeof value),
                       "cublasLtMatmulDescSetAttribute");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// GemmPlan: one cuBLASLt product of fixed shape with its epilogue and chosen algorithms. Full float32 (no
-// TF32). Built once per shape before the first step; run() only enqueues, so it can be captured. Not
-// thread-safe. Failure: the library's words, or kUnsupported where cuBLASLt has no algorithm for a shape; the
-// caller then keeps muster's own kernel.
+// GemmPlan: one cuBLASLt product of fixed shape with its epilogue and chosen algorithms. Float32, its inputs
+// rounded to TF32 where that is asked for. Built once per shape before the first step; run() only enqueues,
+// so it can be captured. Not thread-safe. Failure: the library's words, or kUnsupported where cuBLASLt has no
+// algorithm for a shape; the caller then keeps muster's own kernel.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ struct GemmShape {
 
 class GemmPlan {
  public:
-  [[nodiscard]] static Result<GemmPlan> make(const muster::cuda::CudaBlas& blas, const GemmShape& shape);
+  [[nodiscard]] static Result<GemmPlan> make(const muster::cuda::CudaBlas& blas, const GemmShape& shape,
+                                             bool tf32 = false);
   GemmPlan(GemmPlan&& other) noexcept;
   GemmPlan& operator=(GemmPlan&&) = delete;
   ~GemmPlan();
