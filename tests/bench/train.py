@@ -9,7 +9,7 @@ import measure
 
 # (batch size per rank, ranks, our steps, PyTorch's steps, options of both): about two seconds of each
 CASES = [(4, 1, 12000, 1600, []), (4, 2, 12000, 600, []), (64, 1, 2000, 400, []), (256, 1, 600, 150, []),
-         (64, 1, 10, 10, ["--resnet18", "--warm-up=2"])]
+         (64, 1, 10, 10, ["--resnet18", "--warm-up=2"]), (16, 2, 20, 20, ["--resnet18", "--warm-up=2"])]
 # What the same bits on any number of ranks cost: 16 samples of each of two ranks, in one batch or in four shards.
 SHARDS = {"plain": ["--batch-size=16"], "shards": ["--batch-size=4", "--shards=8"]}
 
@@ -30,12 +30,15 @@ def main(arguments):
     for batch, ranks, our_steps, their_steps, flags in CASES:
         launch = [muster, "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
         rates = {"muster": [], "torch": []}
+        hidden = []
         for _ in range(options.rounds):
             for side, command, env, steps in (("muster", [ours], ours_env, our_steps),
                                               ("torch", [python, theirs], torch_env, their_steps)):
                 line = measure.json_line([*launch, *command, f"--batch-size={batch}", f"--steps={steps}", *flags], env=env)
                 rates[side].append(line["steps"] / line["seconds"])
                 version = line["version"] if side == "torch" else version
+                if line.get("buckets", 0) > 1 and ranks > 1:
+                    hidden.append((line["hidden"], line["communication_ms"]))
         ratio = measure.paired_ratio(rates["muster"], rates["torch"])
         rows.append({"model": "resnet18" if flags else "garment", "batch_size": batch, "ranks": ranks, "muster": measure.summary(rates["muster"]),
                      "torch": measure.summary(rates["torch"]), "ratio": ratio})
@@ -44,6 +47,10 @@ def main(arguments):
             s, images = rows[-1][side], statistics.median(rates[side]) * batch * ranks
             print(f"{label:18}{s['median']:10.0f} it/s  (min {s['min']:.0f}, max {s['max']:.0f}, {s['runs']} runs)"
                   f"{images:12.0f} images/s")
+        if hidden:
+            share, milliseconds = sorted(hidden)[len(hidden) // 2]
+            rows[-1]["communication"] = {"ms_per_step": milliseconds, "hidden_share": share}
+            print(f"{'communication':18}{milliseconds:10.1f} ms a step, {100 * share:.0f} % hidden behind backward")
         print(f"{'ratio':18}{ratio['of_medians']:10.1f}x      (pairs: {ratio['min']:.1f} to {ratio['max']:.1f})", flush=True)
     rates = {"plain": [], "shards": []}
     for _ in range(options.rounds):

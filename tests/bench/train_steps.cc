@@ -130,8 +130,10 @@ Result<void> measure(const Settings& settings) {
   if (context.rank == 0) {
     std::printf(
         "{\"steps\": %d, \"seconds\": %.6f, \"batch_size\": %d, \"world_size\": %d, \"loss\": %.6f, "
-        "\"version\": \"muster\"}\n",
-        settings.steps, seconds.count(), settings.batch_size, context.world_size, metrics.loss());
+        "\"buckets\": %zu, \"communication_ms\": %.3f, \"hidden\": %.3f, \"version\": \"muster\"}\n",
+        settings.steps, seconds.count(), settings.batch_size, context.world_size, metrics.loss(),
+        ddp->buckets().size(), ddp->communication().milliseconds_per_step(),
+        ddp->communication().hidden_share());
   }
   return {};
 }

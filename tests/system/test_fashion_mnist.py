@@ -110,6 +110,19 @@ def test_the_mlp_trains(job):
     assert summary_of(result.stdout)["accuracy"] > 70
 
 
+def test_ranks_with_several_buckets_print_how_much_communication_was_hidden(ranks):
+    results = ranks(2, "--model=mlp", "--epochs=1", "--batch-size=512", "--device=cpu")
+    assert [result.returncode for result in results] == [0, 0], [result.stderr for result in results]
+    assert re.search(r"^communication  \d+\.\d\d ms a step, \d+ % hidden behind backward$", results[0].stdout, re.M), results[0].stdout
+
+
+def test_a_memory_fraction_that_the_model_does_not_fit_is_refused_in_one_sentence(job):
+    result = job("--model=mlp", "--epochs=1", "--device=cpu", "--gpu-memory-fraction=0.000001")
+    assert result.returncode == 1
+    assert re.fullmatch(r"fashion_mnist: allocate 2678848 bytes on cpu \(\w+\): 0 of the \d+ bytes that a memory fraction of "
+                        r"1e-06 allows are in use; use a smaller batch or model, or a larger fraction\n", result.stderr)
+
+
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_several_ranks_train_and_only_rank_0_speaks(ranks, world):
     results = ranks(world, "--epochs=1", "--batch-size=16", "--device=cpu", "--log-every=100")

@@ -320,6 +320,9 @@ std::string TrainingRun::report(const Summary& summary) const {
                   static_cast<double>(summary.images) / summary.train_seconds,
                   static_cast<double>(summary.steps) / summary.train_seconds, context_.world_size,
                   context_.world_size == 1 ? "" : "s", summary.train_seconds);
+  if (const auto time = ddp_->communication(); time.steps > 0 && ddp_->buckets().size() > 1)
+    out += format("communication  %.2f ms a step, %.0f %% hidden behind backward\n",
+                  time.milliseconds_per_step(), 100 * time.hidden_share());
   out += "parameters   sha256 " + muster::nn::parameters_sha256(*model_) + "\n";
   return out;
 }

@@ -54,6 +54,7 @@ class BucketReducer final : public GradientReducer {
 
   Result<void> ready(std::size_t offset) override { return or_reset(start(offset)); }
   Result<void> wait() override { return or_reset(finish()); }
+  CommunicationTime communication() const override { return time_; }
   const std::vector<Bucket>& buckets() const override { return buckets_; }
 
  private:
@@ -76,11 +77,19 @@ class BucketReducer final : public GradientReducer {
 
   Result<void> finish() {
     MUSTER_OK(start(0));
+    using Clock = std::chrono::steady_clock;
+    const bool measured = group_->world_size() > 1 && group_->device() == DeviceType::kCpu;
+    const Clock::time_point begun = measured ? Clock::now() : Clock::time_point{};
     Result<void> result;
     for (const auto& work : outstanding_)
       if (auto done = work->wait(); !done && result) result = std::move(done);
     MUSTER_OK(result);
     if (group_->world_size() > 1 && next_ < buckets_.size()) MUSTER_OK(group_->all_reduce(to_send(), op()));
+    if (measured) {
+      ++time_.steps;
+      time_.exposed += Clock::now() - begun;
+      for (const auto& work : outstanding_) time_.hidden += work->ran_before(begun);
+    }
     for (const Casts& casts : casts_)
       compute_->enqueue_call(casts, [](const Casts& c) { nn::cast(c.frame, c.back); });
     reset();
@@ -111,6 +120,7 @@ class BucketReducer final : public GradientReducer {
   std::vector<Bucket> buckets_;
   std::size_t next_ = 0;                            // bucket to start
   std::vector<std::unique_ptr<Work>> outstanding_;  // started, in order; empty between steps
+  CommunicationTime time_;
   Compute compute_;
   DType dtype_ = DType::kFloat32;
   std::uint8_t* sent_ = nullptr;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/groups/base/collective.h"
 
+#include <atomic>
+#include <chrono>
 #include <numeric>
 #include <thread>
 
@@ -93,4 +95,28 @@ TEST_CASE("work that outlives its queue reports that it was cancelled or how it 
   }
   REQUIRE(failed->wait().error().message == "slow");
   REQUIRE(late->wait().error().code == ErrorCode::kCancelled);
+}
+
+TEST_CASE("a started operation tells how long it ran beside the caller until a time") {
+  using Clock = std::chrono::steady_clock;
+  CommQueue queue;
+  std::atomic<bool> begun = false, may_end = false;
+  const Clock::time_point before = Clock::now();
+  const auto work = queue.start([&](bool own_thread) -> Result<void> {
+    begun = own_thread;
+    while (!may_end) std::this_thread::yield();
+    return {};
+  });
+  while (!begun) std::this_thread::yield();
+  const Clock::time_point seen = Clock::now();
+  Clock::time_point when = seen;
+  while (when < seen + std::chrono::microseconds(100)) when = Clock::now();
+  may_end = true;
+  REQUIRE_OK(work->wait());
+  const Clock::time_point after = Clock::now();
+  REQUIRE(work->ran_before(before).count() == 0);
+  REQUIRE(work->ran_before(when) >= when - seen);
+  REQUIRE(work->ran_before(when) <= when - before);
+  REQUIRE(work->ran_before(after) >= work->ran_before(when));
+  REQUIRE(work->ran_before(after) <= after - before);
 }

@@ -316,6 +316,10 @@ TEST_CASE(
         const auto reducer = GradientReducer::create(*context->group, gradients.data(), kCount, offsets,
                                                      {1, 1, dtype}, *make_compute(DeviceType::kCpu));
         if (!reducer || !(*reducer)->ready(700) || !(*reducer)->wait()) return 3;
+        const CommunicationTime time = (*reducer)->communication();
+        if (time.steps != 1 || time.exposed.count() <= 0 || time.hidden.count() < 0) return 8;
+        if (time.hidden_share() < 0 || time.hidden_share() >= 1 || time.milliseconds_per_step() <= 0)
+          return 9;
         // Each share is rounded, and each of two sums: half a unit in the last place of values below 1.
         const float tolerance = dtype == DType::kFloat32    ? 1e-6F
                                 : dtype == DType::kBFloat16 ? 4 * 0x1p-9F

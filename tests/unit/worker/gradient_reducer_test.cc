@@ -112,6 +112,12 @@ TEST_CASE("a reduction that fails is told, and tensors or types that make no sen
   REQUIRE(errors == std::vector<std::string>(2));
   const auto single = make_single_group();
   float gradients[4] = {};
+  const std::size_t first[] = {0};
+  const auto alone = GradientReducer::create(*single, gradients, 4, first);
+  REQUIRE_OK(alone);
+  REQUIRE_OK((*alone)->wait());
+  REQUIRE((*alone)->communication().steps == 0);  // nothing is reduced, and nothing is hidden
+  REQUIRE((*alone)->communication().hidden_share() == 0);
   const auto refused = [&](std::vector<std::size_t> offsets, DType dtype) {
     const auto made = GradientReducer::create(*single, gradients, 4, offsets, {1, 1, dtype});
     REQUIRE_FALSE(made);

@@ -7,7 +7,8 @@ namespace muster::groups {
 
 struct CommQueue::Item {
   Operation operation;
-  std::optional<Result<void>> result;  // guarded by Shared::mutex
+  std::optional<Result<void>> result;                  // guarded by Shared::mutex
+  std::chrono::steady_clock::time_point begun, ended;  // on the queue's own thread; likewise
 };
 
 /// Lives as long as the queue and every Work that came from it.
@@ -25,8 +26,11 @@ struct CommQueue::Shared {
     waiting.pop_front();
     running = true;
     lock.unlock();
+    const auto begun = std::chrono::steady_clock::now();
     Result<void> result = item->operation(own_thread);
+    const auto ended = std::chrono::steady_clock::now();
     lock.lock();
+    if (own_thread) item->begun = begun, item->ended = ended;
     item->result = std::move(result);
     item->operation = nullptr;
     running = false;
@@ -67,6 +71,10 @@ class CommQueue::QueuedWork final : public Work {
     std::unique_lock lock(shared_->mutex);
     shared_->help_until(lock, [&] { return item_->result.has_value(); });
     return *item_->result;
+  }
+  std::chrono::nanoseconds ran_before(std::chrono::steady_clock::time_point when) const override {
+    const std::lock_guard lock(shared_->mutex);
+    return std::max(std::min(item_->ended, when) - item_->begun, std::chrono::nanoseconds(0));
   }
 
  private:

@@ -76,6 +76,8 @@ class DistributedDataParallel {
   /// Where backward() tells what it is doing; outlives this, or is taken away with nullptr.
   void report_to(Progress* progress) { progress_ = progress; }
 
+  /// How much of the reductions lay beside backward; of logical shards, which have none there, nothing.
+  [[nodiscard]] CommunicationTime communication() const { return reducer_->communication(); }
   /// In the order in which they are reduced.
   [[nodiscard]] const std::vector<Bucket>& buckets() const { return reducer_->buckets(); }
   [[nodiscard]] ProcessGroup& group() const { return *group_; }

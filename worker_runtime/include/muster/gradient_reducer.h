@@ -7,7 +7,9 @@
 // torch/csrc/distributed/c10d/reducer.cpp.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,6 +24,22 @@ struct ReducerOptions {
   std::size_t bucket_bytes = std::size_t{25} << 20;       ///< PyTorch's bucket_cap_mb
   /// What is sent: kBFloat16 or kFloat16 sends half the bytes and rounds, as torch's bf16_compress_hook does.
   DType compress = DType::kFloat32;
+};
+
+/// Of all steps so far. On a GPU reductions are not measured, and no step counts.
+struct CommunicationTime {
+  std::int64_t steps = 0;
+  std::chrono::nanoseconds hidden{0};   ///< reductions that ran while backward still did
+  std::chrono::nanoseconds exposed{0};  ///< wait(): what was left of them, and the last bucket
+
+  [[nodiscard]] double milliseconds_per_step() const {
+    return steps == 0 ? 0
+                      : static_cast<double>((hidden + exposed).count()) / 1e6 / static_cast<double>(steps);
+  }
+  [[nodiscard]] double hidden_share() const {
+    const auto all = static_cast<double>((hidden + exposed).count());
+    return all == 0 ? 0 : static_cast<double>(hidden.count()) / all;
+  }
 };
 
 /// A contiguous range of the arena that is reduced at once.
@@ -56,6 +74,7 @@ class GradientReducer {
   /// does not.
   [[nodiscard]] virtual Result<void> wait() = 0;
 
+  [[nodiscard]] virtual CommunicationTime communication() const = 0;
   /// In the order in which they are reduced.
   [[nodiscard]] virtual const std::vector<Bucket>& buckets() const = 0;
 
