@@ -56,7 +56,7 @@ class TrainerRun {
     }
   };
 
-  Result<void> start(const Compute& compute, ProcessGroup& group, bool capture) {
+  Result<void> start(const Compute& compute, ProcessGroup& group, bool capture, int steps_per_replay = 8) {
     Generator generator(1);
     model_.initialize(generator);
     // Buckets of a layer or two.
@@ -64,8 +64,10 @@ class TrainerRun {
                          model_, compute, group, {.first_bucket_bytes = 1 << 10, .bucket_bytes = 1 << 14}));
     MUSTER_TRY(data_, DeviceDataset::upload(compute, images_));
     MUSTER_TRY(optimizer_, Sgd::create(model_, {.lr = 0.01F, .nesterov = true, .max_grad_norm = 1.0F}));
-    MUSTER_TRY(trainer_,
-               Trainer::create(*ddp_, *optimizer_, data_, {.batch_size = kBatch, .capture = capture}));
+    MUSTER_TRY(
+        trainer_,
+        Trainer::create(*ddp_, *optimizer_, data_,
+                        {.batch_size = kBatch, .capture = capture, .steps_per_replay = steps_per_replay}));
     return {};
   }
 

@@ -10,7 +10,9 @@ namespace {
 
 class CalledSteps final : public StepGraph {
  public:
-  Result<void> run(std::uint64_t /*key*/, const Step& step) override { return step(); }
+  Result<void> run(std::uint64_t /*key*/, const Step& step, std::uint64_t /*steps*/) override {
+    return step();
+  }
   std::uint64_t num_replays() const override { return 0; }
 };
 
@@ -19,7 +21,7 @@ class RecordedSteps final : public StepGraph {
   RecordedSteps(std::unique_ptr<StepRecorder> recorder, StepGraphHooks hooks)
       : recorder_(std::move(recorder)), hooks_(std::move(hooks)) {}
 
-  Result<void> run(std::uint64_t key, const Step& step) override {
+  Result<void> run(std::uint64_t key, const Step& step, std::uint64_t steps) override {
     const StepGraphPlan::Decision next = plan_.next(key);
     switch (next.action) {
       case StepGraphPlan::Action::kCall:
@@ -31,18 +33,21 @@ class RecordedSteps final : public StepGraph {
         break;
     }
     MUSTER_OK(recorder_->replay(next.slot));
-    return bound_run_ahead(++num_replays_);
+    num_replays_ += steps;
+    return bound_run_ahead(steps);
   }
 
   std::uint64_t num_replays() const override { return num_replays_; }
 
  private:
-  /// Every kRunAhead replays: waits for the mark of so many replays ago.
-  Result<void> bound_run_ahead(std::uint64_t replays) {
-    if (replays % kRunAhead != 0) return {};
-    const std::size_t which = replays / kRunAhead % 2;
+  /// Every kRunAhead steps: waits for the mark of so many steps ago.
+  Result<void> bound_run_ahead(std::uint64_t steps) {
+    unmarked_ += steps;
+    if (unmarked_ < kRunAhead) return {};
+    unmarked_ = 0;
+    const std::size_t which = ++marks_ % 2;
     MUSTER_OK(recorder_->mark(which));
-    return replays == kRunAhead ? Result<void>{} : recorder_->wait(1 - which);
+    return marks_ == 1 ? Result<void>{} : recorder_->wait(1 - which);
   }
 
   Result<void> capture(std::size_t slot, const Step& step) {
@@ -66,7 +71,7 @@ class RecordedSteps final : public StepGraph {
   const std::unique_ptr<StepRecorder> recorder_;
   const StepGraphHooks hooks_;
   StepGraphPlan plan_;
-  std::uint64_t num_replays_ = 0;
+  std::uint64_t num_replays_ = 0, unmarked_ = 0, marks_ = 0;
 };
 
 }  // namespace

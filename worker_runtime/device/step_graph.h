@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// StepGraph: runs a training step, on a GPU as one CUDA graph launch. A step of the seed benchmark is a dozen
-// kernels of a few microseconds each; launched one by one, the launches are the step. Where nothing can be
-// recorded it just calls the function. Owned by the training loop (Trainer), one per stream, used by its
-// thread only. The first step of a key is called (libraries load, NCCL connects), the second is captured, the
-// following replay the capture: the function is then NOT called. It must only enqueue work on the stream
-// (kernels, a ProcessGroup on the same stream), always the same work on the same addresses for one key, read
-// nothing back, and may be called again for the same step. Every rank of a group must run the same keys in
-// the same order: captured or not is a property of a collective. The host runs at most 2 * kRunAhead replays
-// ahead of the device and then waits: whoever asks before a step whether the group is well hears of a lost
-// rank within so many steps.
-// Failure: a capture that fails on any rank is given up by all of them; that step and all after it are
-// called. An error of the step, of a replay, or of the agreement is returned.
-// Destroyed before the ProcessGroup whose collectives it captured (whose end would wait for it) and before
-// the Kernels whose stream it uses.
+// StepGraph: runs a training step, on a GPU as one CUDA graph launch: one by one, the launches of a dozen
+// kernels of a few microseconds are the step. Where nothing can be recorded it calls the function. Owned by
+// the training loop (Trainer), one per stream, used by its thread only. The first step of a key is called
+// (libraries load, NCCL connects), the second is captured, the following replay the capture: the function is
+// then NOT called. It must only enqueue work on the stream (kernels, a ProcessGroup on the same stream),
+// always the same work on the same addresses for one key, read nothing back, and may be called again for the
+// same step; it may be several steps in a row. Every rank of a group must run the same keys in the same
+// order: captured or not is a property of a collective. The host runs at most 2 * kRunAhead steps (or two
+// replays) ahead of the device and then waits: whoever asks before a step whether the group is well hears of
+// a lost rank within so many. Failure: a capture that fails on any rank is given up by all of them; that step
+// and all after it are called. An error of the step, of a replay, or of the agreement is returned. Destroyed
+// before the ProcessGroup whose collectives it captured (whose end would wait for it) and before the Kernels
+// whose stream it uses.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +36,8 @@ class StepGraph {
   /// `key` stands for what a step bakes in besides addresses: the batch size. What changes from step to step,
   /// as the learning rate, is read on the device instead. A new key captures anew; a few of the last used are
   /// kept (the whole batch and the epoch's last, shorter one).
-  [[nodiscard]] virtual Result<void> run(std::uint64_t key, const Step& step) = 0;
+  /// `steps`: how many it is.
+  [[nodiscard]] virtual Result<void> run(std::uint64_t key, const Step& step, std::uint64_t steps = 1) = 0;
 
   /// Steps that were replayed rather than called.
   [[nodiscard]] virtual std::uint64_t num_replays() const = 0;

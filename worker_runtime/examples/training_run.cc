@@ -244,12 +244,13 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
   Clock::time_point window_begin = begin;
   std::int64_t window_steps = 0;
   while (view.step < view.steps && !stop) {
-    MUSTER_OK(trainer_->step());
+    const std::int64_t window_rest = options_.log_every - view.step % options_.log_every;
+    MUSTER_TRY(const std::int64_t steps, trainer_->steps(std::min(window_rest, view.steps - view.step)));
     MUSTER_TRY(stop, preemption_->should_stop());
-    ++view.step;
-    ++window_steps;
+    view.step += steps;
+    window_steps += steps;
     // The clock is read every 16th step: at 150 us a step more would be noticed.
-    if (view.step % 16 == 0 && progress.draws_bar()) progress.tick(view, Clock::now());
+    if (view.step % 16 < steps && progress.draws_bar()) progress.tick(view, Clock::now());
     // At the same steps whether or not the run was resumed.
     const bool window_ends = view.step % options_.log_every == 0;
     const bool full_window = window_steps == options_.log_every;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <functional>
 #include <numeric>
 #include <string>
 
@@ -87,29 +88,40 @@ class GraphTrainer final : public Trainer {
     return (epoch_size_ / shards() + options_.batch_size - 1) / options_.batch_size;
   }
 
-  Result<void> step() override {
-    MUSTER_CHECK(position_ < epoch_size_, "step() after the end of the epoch");
+  Result<std::int64_t> steps(std::int64_t most) override {
+    MUSTER_CHECK(position_ < epoch_size_, "a step after the end of the epoch");
     const auto rows = static_cast<int>(
         std::min<std::int64_t>(options_.batch_size, (epoch_size_ - position_) / shards()));  // of a shard
     Planned& planned = rows == options_.batch_size ? *full_ : *tail_;
     const std::int32_t* const indices = epoch_indices_.data + position_;
-    progress_.begin_step(position_ / (options_.batch_size * shards()) + 1);
-    MUSTER_OK(device_->status());
+    const std::int64_t samples = std::int64_t{rows} * shards();
     // A step that accumulates changes what the next one does, so it is not to be repeated.
-    if (steps_ == nullptr || ddp_->is_accumulating()) {
-      MUSTER_OK(enqueue(planned, indices));
+    const bool captures = steps_ != nullptr && !ddp_->is_accumulating();
+    const std::int64_t many = options_.steps_per_replay;
+    const std::int64_t count =
+        captures && most >= many && many * samples <= epoch_size_ - position_ ? many : 1;
+    progress_.begin_step(position_ / (options_.batch_size * shards()) + count);
+    MUSTER_OK(device_->status());
+    if (!captures) {
+      MUSTER_OK(enqueue(planned, indices, 0));
     } else {
       MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
       progress_.enter("replay");
       device_->copy_on_device(step_indices_, indices,
-                              static_cast<std::size_t>(rows * shards()) * sizeof *indices);
+                              static_cast<std::size_t>(count * samples) * sizeof *indices);
       optimizer_->prepare();
-      MUSTER_OK(steps_->run(static_cast<std::uint64_t>(rows),
-                            [this, &planned] { return enqueue(planned, step_indices_); }));
+      const auto step = [&]() -> Result<void> {
+        for (std::int64_t i = 0; i < count; ++i)
+          MUSTER_OK(enqueue(planned, step_indices_ + i * samples, static_cast<int>(i + 1) * shards()));
+        return {};
+      };
+      const auto steps = static_cast<std::uint64_t>(count);
+      MUSTER_OK(steps_->run(steps << 32 | static_cast<std::uint64_t>(rows), std::cref(step), steps));
     }
-    position_ += std::int64_t{rows} * shards();
+    position_ += count * samples;
     progress_.enter("between steps");
-    return device_->status();  // the kernels return nothing: a launch that failed shows here
+    MUSTER_OK(device_->status());  // the kernels return nothing: a launch that failed shows here
+    return count;
   }
 
   Result<Metrics> take_metrics() override { return collect(train_totals_); }
@@ -156,7 +168,8 @@ class GraphTrainer final : public Trainer {
   Result<void> prepare_capture() {
     auto recorder = options_.capture ? device_->make_step_recorder() : nullptr;
     if (recorder == nullptr) return {};
-    const auto bytes = static_cast<std::size_t>(options_.batch_size * shards()) * sizeof(std::int32_t);
+    const auto bytes = static_cast<std::size_t>(options_.batch_size * shards() * options_.steps_per_replay) *
+                       sizeof(std::int32_t);
     MUSTER_TRY(void* const indices, device_->allocate(bytes));
     step_indices_ = static_cast<std::int32_t*>(indices);
     StepGraphHooks hooks;
@@ -185,7 +198,7 @@ class GraphTrainer final : public Trainer {
   /// A plan with the batch that goes into it and the loss of what comes out.
   struct Planned {
     const nn::Plan* plan = nullptr;
-    std::vector<Batch> batches;  // one per shard of a step, then those of a step that is repeated
+    std::vector<Batch> batches;  // one per shard of a step, then those of the steps that are repeated
     const Loss* loss = nullptr;
     LossFrame frame;
   };
@@ -195,7 +208,8 @@ class GraphTrainer final : public Trainer {
     MUSTER_TRY(const nn::Plan* const plan, model_->plan(rows, mode));
     for (const auto& made : planned_)
       if (made->plan == plan) return made.get();
-    const std::vector<Batch> batches(static_cast<std::size_t>(2 * shards()), Batch{device_, {}});
+    const std::vector<Batch> batches(static_cast<std::size_t>((1 + options_.steps_per_replay) * shards()),
+                                     Batch{device_, {}});
     planned_.push_back(std::make_unique<Planned>(Planned{plan, batches, loss_.get(), {}}));
     LossFrame& frame = planned_.back()->frame;
     frame.device = device_;
@@ -213,9 +227,8 @@ class GraphTrainer final : public Trainer {
     return planned_.back().get();
   }
 
-  /// The whole step.
-  Result<void> enqueue(Planned& planned, const std::int32_t* indices) {
-    const int first = indices == step_indices_ ? shards() : 0;
+  /// The whole step. `first`: of the planned batches.
+  Result<void> enqueue(Planned& planned, const std::int32_t* indices, int first) {
     ddp_->begin_step();
     for (int shard = 0; shard < shards(); ++shard) {
       progress_.enter("forward");
@@ -272,7 +285,7 @@ class GraphTrainer final : public Trainer {
   Progress progress_;
   std::vector<std::unique_ptr<Planned>> planned_;
   Planned *full_ = nullptr, *tail_ = nullptr;
-  std::int32_t* step_indices_ = nullptr;  // where a captured step finds its samples
+  std::int32_t* step_indices_ = nullptr;  // where captured steps find their samples
   std::unique_ptr<StepGraph> steps_;      // nullptr: every step is called
 };
 
@@ -281,6 +294,9 @@ Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, O
   if (options.batch_size < 1)
     return fail(ErrorCode::kInvalidArgument,
                 "a batch size of " + std::to_string(options.batch_size) + "; it is at least 1");
+  if (options.steps_per_replay < 1)
+    return fail(ErrorCode::kInvalidArgument,
+                std::to_string(options.steps_per_replay) + " steps per replay; there is at least 1");
   if (!(options.stddev > 0))
     return fail(ErrorCode::kInvalidArgument, "the standard deviation must be positive");
   MUSTER_OK(check_fits(ddp.model(), train));

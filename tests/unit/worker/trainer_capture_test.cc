@@ -211,3 +211,100 @@ TEST_CASE("accumulated gradients and a momentum that starts anew are not replaye
   REQUIRE(captured.same_results(called));
   REQUIRE(captured.num_replays > 0);
 }
+
+namespace {
+
+/// `counts`: what steps() returned. The learning rate changes before the steps of `changes`.
+Outcome run_in_replays(int steps_per_replay, bool capture, const std::shared_ptr<Tape>& tape, int samples,
+                       const std::vector<int>& changes, std::vector<std::int64_t>& counts) {
+  const auto single = make_single_group();
+  RecordingGroup group(*single, tape);
+  TrainerRun run;
+  REQUIRE_OK(run.start(recording(tape), group, capture, steps_per_replay));
+  for (int epoch = 0; epoch < 4; ++epoch) {
+    std::vector<std::int32_t> indices;
+    for (int i = 0; i < samples; ++i) indices.push_back((i * 5 + epoch * 3) % TrainerRun::kImages);
+    REQUIRE_OK(run.trainer().begin_epoch(indices));
+    std::int64_t left = run.trainer().steps_in_epoch();
+    for (std::int64_t step = 0; left > 0;) {
+      // Up to the next change of the learning rate.
+      std::int64_t most = left;
+      for (const int change : changes) {
+        if (change == step) run.trainer().optimizer().set_lr(0.01F / static_cast<float>(change + epoch + 1));
+        if (change > step) most = std::min(most, change - step);
+      }
+      const auto done = run.trainer().steps(most);
+      REQUIRE_OK(done);
+      counts.push_back(*done);
+      step += *done;
+      left -= *done;
+    }
+    REQUIRE_OK(run.trainer().take_metrics());
+  }
+  return run.outcome();
+}
+
+}  // namespace
+
+TEST_CASE("several steps in one replay train to the same bits, the epoch's shorter end step by step") {
+  // 11 whole batches and one of 2 samples.
+  constexpr int kSamples = 46;
+  std::vector<std::int64_t> called, captured, one;
+  const auto tape = std::make_shared<Tape>();
+  const Outcome expected = run_in_replays(4, false, std::make_shared<Tape>(), kSamples, {}, called);
+  const Outcome in_fours = run_in_replays(4, true, tape, kSamples, {}, captured);
+  const Outcome in_ones = run_in_replays(1, true, std::make_shared<Tape>(), kSamples, {}, one);
+  REQUIRE(called == std::vector<std::int64_t>(48, 1));
+  REQUIRE(one == called);
+  std::vector<std::int64_t> wanted;
+  for (int epoch = 0; epoch < 4; ++epoch) wanted.insert(wanted.end(), {4, 4, 1, 1, 1, 1});
+  REQUIRE(captured == wanted);
+  REQUIRE(in_fours.same_results(expected));
+  REQUIRE(in_ones.same_results(expected));
+  // Of 8 times four, 12 whole batches and 4 ends all but one call and one capture each: 6 and 10 and 2
+  // launches.
+  REQUIRE(tape->records == 3);
+  REQUIRE(in_fours.num_replays == 6 * 4 + 10 + 2);
+  REQUIRE(tape->replays == 6 + 10 + 2 + 3);
+}
+
+TEST_CASE("a learning rate that changes cuts the replays, and each step has its own") {
+  for (const std::vector<int>& changes :
+       {std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, std::vector<int>{3, 7, 8}}) {
+    std::vector<std::int64_t> called, captured;
+    const Outcome expected = run_in_replays(2, false, std::make_shared<Tape>(), 44, changes, called);
+    const Outcome replayed = run_in_replays(2, true, std::make_shared<Tape>(), 44, changes, captured);
+    REQUIRE(replayed.same_results(expected));
+    REQUIRE(captured.front() == (changes.front() == 1 ? 1 : 2));
+    REQUIRE(std::accumulate(captured.begin(), captured.end(), std::int64_t{0}) == 44);
+  }
+}
+
+TEST_CASE("several steps in one replay reduce the gradients of two ranks") {
+  std::vector<Outcome> called(2), captured(2);
+  const auto errors = test::run_ranks(2, [&](ThreadGroup& inner) -> std::string {
+    const auto rank = static_cast<std::size_t>(inner.rank());
+    for (const bool capture : {false, true}) {
+      const auto tape = std::make_shared<Tape>();
+      RecordingGroup group(inner, tape);
+      TrainerRun run;
+      STEP(run.start(recording(tape), group, capture, 3));
+      for (int epoch = 0; epoch < 4; ++epoch) {
+        STEP(run.trainer().begin_epoch(std::vector<std::int32_t>(24, inner.rank() + epoch)));
+        for (std::int64_t left = 6; left > 0;) {
+          const auto done = run.trainer().steps(left);
+          STEP(done);
+          left -= *done;
+        }
+      }
+      (capture ? captured : called)[rank] = run.outcome();
+    }
+    return {};
+  });
+  REQUIRE(errors == std::vector<std::string>(2));
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    REQUIRE(captured[rank].same_results(called[rank]));
+    REQUIRE(captured[rank].num_replays == 6 * 3);
+  }
+  REQUIRE(captured[0].params == captured[1].params);
+}

@@ -27,7 +27,8 @@ struct TrainerOptions {
   std::shared_ptr<const Loss> loss = nullptr;
   float mean = 0.5F;  ///< pixels become (value / 255 - mean) / stddev
   float stddev = 0.5F;
-  bool capture = true;  ///< on a GPU, replay steps as CUDA graphs; the same on every rank
+  bool capture = true;       ///< on a GPU, replay steps as CUDA graphs; the same on every rank
+  int steps_per_replay = 8;  ///< of Trainer::steps(), which one replay covers; likewise
 };
 
 /// Sums over all samples of all ranks.
@@ -61,7 +62,13 @@ class Trainer {
   [[nodiscard]] virtual std::int64_t steps_in_epoch() const = 0;
 
   /// One optimizer step on the next batch of the epoch.
-  [[nodiscard]] virtual Result<void> step() = 0;
+  [[nodiscard]] Result<void> step() {
+    MUSTER_OK(steps(1));
+    return {};
+  }
+  /// At least one step and at most `most`, as many as one replay covers, and returns their number, which is
+  /// every rank's: for a program that reads and changes nothing before `most` steps are done.
+  [[nodiscard]] virtual Result<std::int64_t> steps(std::int64_t most) = 0;
 
   /// Steps that were replays of a captured one; 0 on the CPU.
   [[nodiscard]] virtual std::uint64_t num_replays() const = 0;
