@@ -78,6 +78,15 @@ def test_an_operation_and_a_loss_of_a_program_s_own_train_data_parallel(installe
     assert len(ends) == 1 and ends.pop().startswith("the loss fell by more than 20 times, parameters "), done.stdout
 
 
+def test_an_operation_and_a_loss_with_cuda_kernels_train_on_the_device_that_is_there(installed, run):
+    program = installed / "build/embed_own_cuda"
+    if not program.exists():
+        pytest.skip("nvcc is not there")
+    done = run(program, env={})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("on c") and done.stdout.endswith(") the loss fell to less than a third\n"), done.stdout
+
+
 def test_the_example_of_the_worker_runtime_trains_resnet18_on_two_ranks(installed, run, root):
     assert "`tests/embed/resnet18.cc`" in (root / "worker_runtime/README.md").read_text()
     losses = []
