@@ -213,7 +213,7 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
   if (group.rank() == 0) {
     bytes = read_file(path, kMaxModelFileBytes);
     loaded = bytes ? checked(path, *bytes, model, model_name)
-                   : Result<Checkpoint>(fail("checkpoint", std::move(bytes).error()));
+                   : Result<Checkpoint>(fail("checkpoint", bytes.error()));
     const auto names = optimizer.arena_names();
     if (loaded && !loaded->arena_names.empty() &&
         !std::equal(names.begin(), names.end(), loaded->arena_names.begin(), loaded->arena_names.end()))
