@@ -144,7 +144,7 @@ muster::ImageDataset made_up(int count, int channels, int size) {
 }
 
 Result<void> measure(const Settings& settings) {
-  MUSTER_TRY(const auto compute, muster::make_compute(settings.device));
+  MUSTER_TRY(const auto compute, muster::make_compute(settings.device, 0, {.benchmark = true}));
   muster::InitOptions init;
   if (settings.device == muster::DeviceType::kCuda) init.backend = muster::Backend::kNccl;
   init.cuda_stream = muster::stream_of(compute);

@@ -260,8 +260,8 @@ def main():
     parser.add_argument("--load", type=pathlib.Path, help="initial weights as train_steps --save writes them")
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("/usr/share/datasets/fashion-mnist"))
     options = parser.parse_args()
-    # As muster computes: float32 without TF32. PyTorch may look for the fastest convolutions.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    # The defaults of both: TF32 in convolutions alone. Both may look for the fastest convolutions.
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True
     torch.backends.cudnn.benchmark = True
     if options.serve:
         return serve(options)

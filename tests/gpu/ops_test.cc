@@ -17,7 +17,7 @@ namespace {
 
 Compute gpu() {
   require_gpu();
-  auto compute = make_compute(DeviceType::kCuda);
+  auto compute = make_compute(DeviceType::kCuda, 0, {.conv_tf32 = false});  // as exact as the CPU
   REQUIRE_OK(compute);
   return *compute;
 }

@@ -109,7 +109,7 @@ inline std::unique_ptr<Kernels> make_cpu_kernels() {
   return std::make_unique<Kernels>(*make_compute(DeviceType::kCpu));
 }
 inline Result<std::unique_ptr<Kernels>> make_cuda_kernels(int index) {
-  MUSTER_TRY(Compute device, make_compute(DeviceType::kCuda, index));
+  MUSTER_TRY(Compute device, make_compute(DeviceType::kCuda, index, {.conv_tf32 = false}));
   return std::make_unique<Kernels>(std::move(device));
 }
 

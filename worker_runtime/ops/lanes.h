@@ -18,6 +18,7 @@ template <class Term>
     for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
   float total = 0;
   for (; i < count; ++i) total += term(i);
+  if (count < kLanes) return total;
   for (std::size_t width = kLanes / 2; width > 0; width /= 2)
     for (std::size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   return total + lanes[0];

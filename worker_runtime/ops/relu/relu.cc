@@ -43,7 +43,10 @@ class Relu final : public Operation {
     if (f.stream != nullptr)
       return f.report_cuda(cuda::relu_backward(y, dy, dx, count, f.stream), "relu backward");
 #endif
-    for (std::int64_t i = 0; i < count; ++i) dx[i] = y[i] <= 0 ? 0 : dy[i];
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float gradient = dy[i];  // read in any case, so that vectors may
+      dx[i] = y[i] <= 0 ? 0 : gradient;
+    }
   }
 };
 
