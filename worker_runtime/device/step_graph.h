@@ -9,9 +9,10 @@
 // order: captured or not is a property of a collective. The host runs at most 2 * kRunAhead steps (or two
 // replays) ahead of the device and then waits: whoever asks before a step whether the group is well hears of
 // a lost rank within so many. Failure: a capture that fails on any rank is given up by all of them; that step
-// and all after it are called. An error of the step, of a replay, or of the agreement is returned. Destroyed
-// before the ProcessGroup whose collectives it captured (whose end would wait for it) and before the Kernels
-// whose stream it uses.
+// and all after it are called (not where NCCL 2.28.9 takes NVLS for a captured sum or all-gather: it waits
+// for all ranks while it captures; NCCL_GRAPH_REGISTER=0 forbids that). An error of the step, of a replay, or
+// of the agreement is returned. Destroyed before the ProcessGroup whose collectives it captured (whose end
+// would wait for it) and before the Device whose stream it uses.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <vector>
 
@@ -167,7 +166,7 @@ HostDevice& device() {
 
 struct State {
   std::mutex mutex;
-  std::set<HostStream*> streams;
+  std::map<HostStream*, int> streams;  // and their devices
   std::map<void*, std::size_t> memory;
   std::size_t used = 0;
   HostStream* captured = nullptr;  // the stream whose capture has begun
@@ -222,6 +221,10 @@ cudaError_t launch(const cudaLaunchConfig_t& config, std::function<void()> threa
   if (grid.x == 0 || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535 || block.x == 0 ||
       block.x > 1024 || block.y != 1 || block.z != 1)
     return returned(cudaErrorInvalidConfiguration);
+  {
+    const std::lock_guard lock(state().mutex);
+    if (state().streams.at(of(config.stream)) != selected) return returned(cudaErrorInvalidResourceHandle);
+  }
   of(config.stream)->enqueue([grid, block, thread = std::move(thread)] {
     const std::lock_guard lock(state().kernels);
     const bool backwards = ++state().launches % 2 == 0;
@@ -291,12 +294,12 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaDeviceSynchronize() {
   if (!may_wait(nullptr)) return returned(cudaErrorStreamCaptureUnsupported);
-  std::set<HostStream*> streams;
+  std::map<HostStream*, int> streams;
   {
     const std::lock_guard lock(state().mutex);
     streams = state().streams;
   }
-  for (HostStream* stream : streams) stream->synchronize();
+  for (const auto& [stream, device] : streams) stream->synchronize();
   return cudaSuccess;
 }
 
@@ -355,7 +358,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size_bytes, 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   auto* const made = static_cast<HostStream*>(*device().create_stream());
   const std::lock_guard lock(state().mutex);
-  state().streams.insert(made);
+  state().streams[made] = selected;
   *stream = reinterpret_cast<cudaStream_t>(made);
   return cudaSuccess;
 }

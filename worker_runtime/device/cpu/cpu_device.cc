@@ -34,9 +34,11 @@ Result<void*> CpuDevice::allocate(std::size_t size_bytes) {
   const std::size_t rounded = (size_bytes / kAlignment + 1) * kAlignment;
   MUSTER_OK(claim(size_bytes));
   void* const memory = size_bytes < kLargestAllocation ? std::aligned_alloc(kAlignment, rounded) : nullptr;
-  if (memory == nullptr)
+  if (memory == nullptr) {
+    unclaim(size_bytes);
     return fail(ErrorCode::kExhausted, "allocate " + std::to_string(size_bytes) +
                                            " bytes of CPU memory: none left; use a smaller batch or model");
+  }
   allocations_.emplace_back(std::memset(memory, 0, rounded));
   return memory;
 }

@@ -65,7 +65,12 @@ Result<void*> CudaDevice::allocate(std::size_t size_bytes) {
   const std::size_t bytes = size_bytes == 0 ? 256 : size_bytes;  // cudaMalloc aligns to 256 bytes at least
   MUSTER_OK(claim(bytes));
   void* block = nullptr;
-  MUSTER_OK(check(cudaMalloc(&block, bytes), "cudaMalloc of " + std::to_string(bytes) + " bytes", index_));
+  if (auto made =
+          check(cudaMalloc(&block, bytes), "cudaMalloc of " + std::to_string(bytes) + " bytes", index_);
+      !made) {
+    unclaim(bytes);
+    return fail(std::move(made).error());
+  }
   allocations_.push_back(block);
   MUSTER_OK(check(cudaMemsetAsync(block, 0, bytes, stream_), "cudaMemset", index_));
   return block;
@@ -116,7 +121,8 @@ void CudaDevice::note(Result<void> result) {
 
 const CudaBlas* CudaDevice::blas() {
   static std::once_flag told;
-  if (!std::exchange(tried_blas_, true) && selected() != nullptr)
+  (void)selected();  // what is planned is the current GPU's
+  if (!std::exchange(tried_blas_, true))
     blas_ = opened(CudaBlas::open(), "cuBLASLt", "linear layers of large batches", told);
   return blas_.get();
 }
@@ -128,9 +134,10 @@ PlanCache& CudaDevice::plan_cache() {
 
 const CudaDnn* CudaDevice::dnn() {
   static std::once_flag told;
+  (void)selected();
 #ifdef MUSTER_HAS_CUDNN
   if (!std::exchange(tried_dnn_, true))
-    dnn_ = opened(CudaDnn::open(selected()), "cuDNN", "convolutions of many channels", told);
+    dnn_ = opened(CudaDnn::open(stream_), "cuDNN", "convolutions of many channels", told);
 #else
   const Error none{ErrorCode::kUnsupported,
                    "this was built without cuDNN; build where cudnn_graph.h is found"};

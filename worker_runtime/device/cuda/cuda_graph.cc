@@ -71,7 +71,10 @@ class CudaStepRecorder final : public StepRecorder {
     // A kernel that cannot be captured makes the calls after it fail: its error says most.
     Result<void> result = std::exchange(noted_, Result<void>{});
     if (result) result = !stepped ? std::move(stepped) : check(ended, "cudaStreamEndCapture");
-    if (result) result = check(cudaGraphInstantiate(&graphs_[slot], graph, 0), "cudaGraphInstantiate");
+    // With the priorities of the streams that were captured: NCCL's is high (nccl_cuda_device.cc).
+    if (result)
+      result = check(cudaGraphInstantiate(&graphs_[slot], graph, cudaGraphInstantiateFlagUseNodePriority),
+                     "cudaGraphInstantiate");
     if (graph != nullptr) (void)cudaGraphDestroy(graph);
     MUSTER_OK(std::move(result));
     // The first launch would do this; here it does not delay a step that is timed.

@@ -47,7 +47,7 @@ class Conv2d final : public Operation {
     if (options_.bias) specs.push_back({"bias", {shape_.out_channels}, uniform_by_fan_in(fan_in)});
     return specs;
   }
-  /// Without a bias: zeros in its place, and a place for its gradient.
+  /// Without a bias the CPU's forms take zeros in its place, and a place for its gradient; a GPU's nothing.
   std::size_t workspace_bytes(int /*batch*/) const override {
     return options_.bias ? 0 : (bias_bytes() + 255) / 256 * 256;  // the convolution's own comes behind
   }
@@ -64,13 +64,19 @@ class Conv2d final : public Operation {
   }
   void forward(const Frame& f) const override {
     auto* const zeros = reinterpret_cast<float*>(f.workspace);
-    if (!options_.bias) f.device->zero(zeros, bias_bytes());
-    convolution(f).forward(f.x[0].f32(), f.params[0], options_.bias ? f.params[1] : zeros, f.y.f32(),
-                           f.workspace + workspace_bytes(0));
+    const bool absent = !options_.bias && f.stream != nullptr;
+    if (!options_.bias && !absent) f.device->zero(zeros, bias_bytes());
+    convolution(f).forward(f.x[0].f32(), f.params[0],
+                           options_.bias ? f.params[1]
+                           : absent      ? nullptr
+                                         : zeros,
+                           f.y.f32(), f.workspace + workspace_bytes(0));
   }
   void backward(const Frame& f) const override {
     convolution(f).backward(f.x[0].f32(), f.params[0], f.dy.f32(), f.dx[0].f32(), f.grads[0],
-                            options_.bias ? f.grads[1] : reinterpret_cast<float*>(f.workspace),
+                            options_.bias         ? f.grads[1]
+                            : f.stream != nullptr ? nullptr
+                                                  : reinterpret_cast<float*>(f.workspace),
                             f.workspace + workspace_bytes(0));
   }
 

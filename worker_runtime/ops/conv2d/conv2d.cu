@@ -142,21 +142,22 @@ __global__ void __launch_bounds__(kThreads)
   partial[(std::int64_t{slice} * out_channels + o) * elements + element] = sum;
 }
 
-/// The slices' sums in their order; of `row` elements the last is the bias', where there is one.
+/// The slices' sums in their order; with `sums_bias` the last of `row` elements is the bias'.
 struct SumSlices {
   const float* partial;
   int slices, count, row;
+  bool sums_bias;
   float *dw, *db;
   __device__ void operator()(std::int64_t i) const {
     float sum = 0;
     for (int slice = 0; slice < slices; ++slice) sum += partial[std::int64_t{slice} * count + i];
     const auto o = static_cast<int>(i) / row, element = static_cast<int>(i) % row;
-    if (db == nullptr)
+    if (!sums_bias)
       dw[i] = sum;
-    else if (element == row - 1)
-      db[o] = sum;
-    else
+    else if (element < row - 1)
       dw[o * (row - 1) + element] = sum;
+    else if (db != nullptr)
+      db[o] = sum;
   }
 };
 
@@ -338,12 +339,11 @@ int OwnConv2d::backward_filter(const float* x, const float* dy, float* dw, float
     error = launch<image_filter_kernel>(blocks, kThreads, stream, a, count, x, dy, partial);
   } else {
     error = tile_product(FilterProduct{a, x, dy, partial, a.group_out, row, a.groups * count, count}, stream);
-    if (error == cudaSuccess) error = bias_gradient(dy, db, stream);
-    db = nullptr;
+    if (error == cudaSuccess && db != nullptr) error = bias_gradient(dy, db, stream);
   }
   if (error != cudaSuccess) return error;
   return for_each_element(std::int64_t{out_channels} * row, stream,
-                          SumSlices{partial, count, out_channels * row, row, dw, db});
+                          SumSlices{partial, count, out_channels * row, row, sums_images(), dw, db});
 }
 
 int OwnConv2d::add_bias(float* y, const float* b, void* stream) const {

@@ -23,7 +23,7 @@ struct PreparedConv2d : Prepared {
   /// than 2^31 elements.
   [[nodiscard]] static Result<std::unique_ptr<PreparedConv2d>> make(Device& device, const ConvShape& shape);
 
-  /// y = conv(x, w) + b. `workspace`: workspace_bytes.
+  /// y = conv(x, w) + b. `workspace`: workspace_bytes. On a GPU b and db may be nullptr: there is no bias.
   virtual void forward(const float* x, const float* w, const float* b, float* y, void* workspace) = 0;
   /// dw, db are overwritten; dx is overwritten, or not computed when nullptr (first layer).
   virtual void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,

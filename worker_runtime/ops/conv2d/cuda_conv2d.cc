@@ -52,14 +52,15 @@ struct DnnConv final : OwnConv {
   void forward(const float* x, const float* w, const float* b, float* y, void* workspace) override {
     if (!are_aligned({x, w, y})) return OwnConv::forward(x, w, b, y, workspace);
     run(Pass::kForward, x, w, y, workspace);
-    device->report_cuda(own.add_bias(y, b, device->stream()), "conv2d (bias)");
+    if (b != nullptr) device->report_cuda(own.add_bias(y, b, device->stream()), "conv2d (bias)");
   }
   void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
                 void* workspace) override {
     if (!are_aligned({x, w, dy, dx, dw})) return OwnConv::backward(x, w, dy, dx, dw, db, workspace);
     run(Pass::kBackwardFilter, x, dw, dy, workspace);
     if (dx != nullptr) run(Pass::kBackwardData, dx, w, dy, workspace);
-    device->report_cuda(own.bias_gradient(dy, db, device->stream()), "conv2d backward (bias)");
+    if (db != nullptr)
+      device->report_cuda(own.bias_gradient(dy, db, device->stream()), "conv2d backward (bias)");
   }
 
   static bool are_aligned(std::initializer_list<const float*> tensors) {

@@ -3,7 +3,7 @@
 // is loaded there once and its outputs are summed from there; the filter's gradient is summed image by image
 // in many blocks and then over these, always in the same order. Other shapes are matrix products by tiles
 // (gemm.cuh), the filter's gradient with its depth split over blocks. Each function enqueues and returns a
-// cudaError_t. Tensors as ConvShape says.
+// cudaError_t. Tensors as ConvShape says; b and db may be nullptr.
 #pragma once
 
 #include "worker_runtime/ops/conv2d/conv2d.h"
