@@ -3,7 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import os
+import pathlib
+import re
 import statistics
+import subprocess
+import time
 
 import measure
 
@@ -12,6 +16,20 @@ CASES = [(4, 1, 12000, 1600, []), (4, 2, 12000, 600, []), (64, 1, 2000, 400, [])
          (64, 1, 10, 10, ["--resnet18", "--warm-up=2"]), (16, 2, 20, 20, ["--resnet18", "--warm-up=2"])]
 # What the same bits on any number of ranks cost: 16 samples of each of two ranks, in one batch or in four shards.
 SHARDS = {"plain": ["--batch-size=16"], "shards": ["--batch-size=4", "--shards=8"]}
+# From exec to the end of the first step: the program alone, and with FashionMNIST read and unpacked (47 MB).
+STARTS = {"alone": ["--samples=2048"], "with FashionMNIST": []}
+
+
+def start(ours, env, flags):
+    """Milliseconds, and the memory of the process then (PSS, in MB)."""
+    began = time.perf_counter()
+    with subprocess.Popen([ours, "--serve", "--batch-size=4", *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        print(1, file=process.stdin, flush=True)
+        process.stdout.readline()
+        milliseconds = 1000 * (time.perf_counter() - began)
+        memory = re.search(r"^Pss:\s+(\d+)", pathlib.Path(f"/proc/{process.pid}/smaps_rollup").read_text(), re.MULTILINE)
+        process.stdin.close()
+    return milliseconds, int(memory[1]) / 1024
 
 
 def main(arguments):
@@ -61,6 +79,13 @@ def main(arguments):
     shards["ratio"] = measure.paired_ratio(rates["shards"], rates["plain"])
     print(f"\n8 logical shards on 2 ranks: {shards['shards']['median']:.0f} it/s, without {shards['plain']['median']:.0f}: "
           f"{shards['ratio']['of_medians']:.2f}x      (pairs: {shards['ratio']['min']:.2f} to {shards['ratio']['max']:.2f})")
+    starts = {}
+    for name, flags in STARTS.items():
+        times, sizes = zip(*(start(ours, ours_env, flags) for _ in range(options.rounds)))
+        starts[name] = {"milliseconds": measure.summary(list(times)), "pss_mb": measure.summary(list(sizes))}
+        print(f"first step {name}: {statistics.median(times):.1f} ms after exec (min {min(times):.1f}, max {max(times):.1f}), "
+              f"{statistics.median(sizes):.1f} MB")
     if options.save:
-        measure.save("train", {"unit": "steps per second of each rank", "torch": version, "cases": rows, "logical_shards": shards})
+        measure.save("train", {"unit": "steps per second of each rank", "torch": version, "cases": rows, "logical_shards": shards,
+                               "starts": starts})
     return 0
