@@ -304,9 +304,8 @@ int OwnConv2d::slices() const {
 
 std::size_t OwnConv2d::workspace_bytes() const {
   const Args& a = args_;
-  const auto elements = static_cast<std::size_t>(a.group_in * a.kernel * a.kernel + (sums_images() ? 1 : 0));
-  return static_cast<std::size_t>(slices()) * static_cast<std::size_t>(a.groups * a.group_out) * elements *
-         sizeof(float);
+  const int elements = a.group_in * a.kernel * a.kernel + (sums_images() ? 1 : 0);
+  return sizeof(float) * static_cast<std::size_t>(std::int64_t{slices()} * a.groups * a.group_out * elements);
 }
 
 int OwnConv2d::forward(const float* x, const float* w, const float* b, float* y, void* stream) const {
