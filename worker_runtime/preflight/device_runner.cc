@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/preflight/device_runner.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
@@ -17,6 +15,7 @@
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "worker_runtime/preflight/device_check.h"
 
 namespace muster::preflight {
 namespace {

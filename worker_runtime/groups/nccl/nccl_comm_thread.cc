@@ -199,9 +199,7 @@ Action NcclCommThread::drive(Event event, Status status, const std::string& subj
           std::this_thread::yield();
         else
           std::this_thread::sleep_for(pause);
-        Status asynchronous = kSuccess;
-        answer = api_.comm_get_async_error(comm_, &asynchronous);
-        if (answer == kSuccess) answer = asynchronous;
+        answer = asynchronous_error();
         break;
       }
       case Action::kFinalize:
@@ -218,6 +216,17 @@ Action NcclCommThread::drive(Event event, Status status, const std::string& subj
     }
     step = advance(lifecycle_, Event::kAnswer, answer, options_.limits, SteadyClock::now());
   }
+}
+
+Status NcclCommThread::asynchronous_error() const {
+  Status asynchronous = kSuccess;
+  const Status answer = api_.comm_get_async_error(comm_, &asynchronous);
+  return answer == kSuccess ? asynchronous : answer;
+}
+
+void NcclCommThread::device_failed(const Error& error, const std::string& subject) {
+  set_failure({error.code, "rank " + std::to_string(options_.rank) + ": " + subject + ": " + error.message});
+  (void)drive(Event::kAnswer, kUnhandledCudaError, subject);
 }
 
 void NcclCommThread::start_communicator() {
@@ -264,19 +273,15 @@ void NcclCommThread::tell_of(const Collective& c) {
 
 void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
   Collective& c = *collective;
-  const auto device_failed = [&](const Error& error) {
-    set_failure({error.code, "rank " + std::to_string(options_.rank) + ": " + c.name + ": " + error.message});
-    (void)drive(Event::kAnswer, kUnhandledCudaError, c.name);
-  };
   if (drive(Event::kBegin, kSuccess, c.name) != Action::kProceed)
     return;  // already failed: the caller sees why
   last_name_ = c.name;
   // NCCL may connect in the call, and so wait for others.
   if (!c.captured && outstanding_.empty()) tell_of(c);
-  if (auto waits = device_->make_wait(stream_, c.ready); !waits) return device_failed(waits.error());
+  if (auto waits = device_->make_wait(stream_, c.ready); !waits) return device_failed(waits.error(), c.name);
   if (c.captured)
     if (auto counted = device_->count_up(captured_begun_, stream_); !counted)
-      return device_failed(counted.error());
+      return device_failed(counted.error(), c.name);
   const Status status = call(c);
   // The error of an earlier collective meets whoever calls next.
   const bool is_its_own = status == kSuccess || status == kInProgress || status == kInvalidArgument;
@@ -284,8 +289,9 @@ void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
   // Only now is the work on the stream: a call in progress may not have put it there yet.
   if (c.captured)
     if (auto counted = device_->count_up(captured_finished_, stream_); !counted)
-      return device_failed(counted.error());
-  if (auto recorded = device_->record(c.done, stream_); !recorded) return device_failed(recorded.error());
+      return device_failed(counted.error(), c.name);
+  if (auto recorded = device_->record(c.done, stream_); !recorded)
+    return device_failed(recorded.error(), c.name);
   c.issued_at = progress_ = SteadyClock::now();
   if (c.captured) {
     if (!has_captured_) captured_progress_ = c.issued_at;
@@ -316,13 +322,7 @@ Result<std::shared_ptr<Collective>> NcclCommThread::take_finished() {
 void NcclCommThread::watch() {
   if (lifecycle_.phase != Phase::kReady) return;
   const auto taken = take_finished();
-  if (!taken) {
-    const std::string name = oldest_name();
-    set_failure({taken.error().code,
-                 "rank " + std::to_string(options_.rank) + ": " + name + ": " + taken.error().message});
-    (void)drive(Event::kAnswer, kUnhandledCudaError, name);
-    return;
-  }
+  if (!taken) return device_failed(taken.error(), oldest_name());
   if (const auto& finished = *taken) {
     progress_ = SteadyClock::now();
     if (!outstanding_.empty()) {
@@ -339,10 +339,8 @@ void NcclCommThread::watch() {
   if (has_captured_) watch_captured();
   if (lifecycle_.phase == Phase::kReady) watch_peers();
   if (lifecycle_.phase != Phase::kReady) return;
-  Status asynchronous = kSuccess;
-  Status answer = api_.comm_get_async_error(comm_, &asynchronous);
-  if (answer == kSuccess) answer = asynchronous;
-  if (answer != kSuccess) (void)drive(Event::kAnswer, answer, oldest_name());
+  if (const Status answer = asynchronous_error(); answer != kSuccess)
+    (void)drive(Event::kAnswer, answer, oldest_name());
 }
 
 void NcclCommThread::watch_captured() {

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "worker_runtime/core/collective_record.h"
+#include "worker_runtime/core/runtime_page_map.h"
 #include "worker_runtime/groups/base/peer_watch.h"
 #include "worker_runtime/groups/nccl/nccl_api.h"
 #include "worker_runtime/groups/nccl/nccl_device.h"
@@ -102,6 +102,8 @@ class NcclCommThread {
   void look_at_peers();
   void tell_of(const Collective& collective);
   void set_failure(Error error);
+  void device_failed(const Error& error, const std::string& subject);
+  [[nodiscard]] Status asynchronous_error() const;
   [[nodiscard]] Error error_of(const Lifecycle& state, const std::string& subject);
   /// Takes out what the GPU has finished; the last of them, or null.
   [[nodiscard]] Result<std::shared_ptr<Collective>> take_finished();

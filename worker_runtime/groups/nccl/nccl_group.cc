@@ -6,14 +6,12 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "worker_runtime/groups/base/collective.h"
-#include "worker_runtime/groups/base/host_id.h"
-#include "worker_runtime/groups/base/text_exchange.h"
+#include "worker_runtime/groups/base/meeting.h"
 #include "worker_runtime/groups/nccl/nccl_comm_thread.h"
 
 namespace muster {
@@ -29,10 +27,7 @@ DataType type_of(DType dtype) {
   return kTypes.at(static_cast<std::size_t>(dtype));
 }
 
-Result<ReduceKind> kind_of(ReduceOp op, DType dtype) {
-  if (op == ReduceOp::kAvg && (dtype == DType::kInt32 || dtype == DType::kInt64 || dtype == DType::kUInt8))
-    return fail(ErrorCode::kInvalidArgument,
-                "an average of " + std::string(to_string(dtype)) + " is not defined; use kSum");
+ReduceKind kind_of(ReduceOp op) {
   constexpr std::array kKinds{kSum, kAvg, kMin, kMax, kProduct};
   return kKinds.at(static_cast<std::size_t>(op));
 }
@@ -45,11 +40,9 @@ Result<std::int64_t> count_group(Store& store, int rank) {
 
 /// The processes of this host, so that the rank which ends is known and named.
 Result<groups::PeerWatch> exchange_pids(Store& store, const GroupSettings& settings, std::int64_t sequence) {
-  std::vector<int> everybody(static_cast<std::size_t>(settings.world_size));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  const auto exchange =
-      groups::exchange_through_store(store, "nccl/pids/" + std::to_string(sequence), everybody, settings.rank,
-                                     SteadyClock::now() + settings.timeout);
+  const auto exchange = groups::exchange_through_store(store, "nccl/pids/" + std::to_string(sequence),
+                                                       groups::all_ranks(settings.world_size), settings.rank,
+                                                       SteadyClock::now() + settings.timeout);
   // A pid means something to who sees the same processes.
   const std::string here =
       groups::host_id(current_environment()) + " " + std::to_string(groups::pid_namespace_inode()) + " ";
@@ -143,42 +136,29 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer, ReduceOp op) override {
-    MUSTER_TRY(auto made, make(PageOperation::kAllReduce, buffer.count, buffer.dtype));
-    MUSTER_TRY(made->reduce, kind_of(op, buffer.dtype));
-    made->send = made->receive = buffer.data;
+    MUSTER_TRY(auto made, make(groups::describe_all_reduce(buffer, op), buffer.data, buffer));
     return submit(std::move(made));
   }
 
   Result<void> broadcast(Buffer buffer, int root) override {
-    MUSTER_OK(checked(groups::describe_broadcast(buffer, root, settings_.world_size)));
-    MUSTER_TRY(auto made, make(PageOperation::kBroadcast, buffer.count, buffer.dtype));
-    made->send = made->receive = buffer.data;
-    made->root = root;
-    return run(std::move(made));
+    return run(make(groups::describe_broadcast(buffer, root, settings_.world_size), buffer.data, buffer));
   }
 
   Result<void> all_gather(ConstBuffer input, Buffer output) override {
-    MUSTER_OK(checked(groups::describe_all_gather(input, output, settings_.world_size)));
-    MUSTER_TRY(auto made, make(PageOperation::kAllGather, input.count, input.dtype));
-    made->send = input.data;
-    made->receive = output.data;
-    return run(std::move(made));
+    return run(make(groups::describe_all_gather(input, output, settings_.world_size), input.data,
+                    {output.data, input.count, input.dtype}));
   }
 
   Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) override {
-    MUSTER_OK(checked(groups::describe_reduce_scatter(input, output, op, settings_.world_size)));
-    MUSTER_TRY(auto made, make(PageOperation::kReduceScatter, output.count, output.dtype));
-    MUSTER_TRY(made->reduce, kind_of(op, input.dtype));
-    made->send = input.data;
-    made->receive = output.data;
-    return run(std::move(made));
+    return run(
+        make(groups::describe_reduce_scatter(input, output, op, settings_.world_size), input.data, output));
   }
 
   Result<void> barrier() override {
-    MUSTER_TRY(auto made, make(PageOperation::kBarrier, 1, DType::kInt32));
+    MUSTER_TRY(auto made, make(groups::OpDescriptor{}, barrier_word_, {barrier_word_, 1, DType::kInt32}));
     if (made->captured)
-      return checked(fail(ErrorCode::kInvalidArgument, "a barrier cannot be part of a captured step"));
-    made->send = made->receive = barrier_word_;
+      return fail(ErrorCode::kInvalidArgument,
+                  "rank " + std::to_string(settings_.rank) + ": a barrier cannot be part of a captured step");
     MUSTER_OK(hand_over(made));
     return thread_->wait_finished(*made);
   }
@@ -227,24 +207,26 @@ class NcclGroup final : public ProcessGroup {
     bool is_waited_ = false;
   };
 
-  Result<void> checked(const Result<groups::OpDescriptor>& arguments) const {
-    if (!arguments) return fail("rank " + std::to_string(settings_.rank), arguments.error());
-    return {};
-  }
-
-  Result<std::shared_ptr<Collective>> make(PageOperation operation, std::size_t count, DType dtype) {
+  /// `output`: with the number of elements as NCCL counts for this kind.
+  Result<std::shared_ptr<Collective>> make(const Result<groups::OpDescriptor>& checked, const void* input,
+                                           Buffer output) {
+    if (!checked) return fail("rank " + std::to_string(settings_.rank), checked.error());
     if (const auto failure = thread_->failure()) return fail(*failure);
     MUSTER_OK(device_->select());
     auto made = std::make_shared<Collective>();
-    made->operation = operation;
+    made->send = input;
+    made->receive = output.data;
+    made->operation = groups::page_operation(checked->kind);
     made->pool = events_;
-    made->count = count;
-    made->type = type_of(dtype);
+    made->count = output.count;
+    made->type = type_of(output.dtype);
+    made->reduce = kind_of(checked->reduce);
+    made->root = checked->root;
     made->sequence = ++sequence_;
-    made->size_bytes = operation == PageOperation::kBarrier ? 0 : count * size_of(dtype);
-    made->name = std::string(kPageOperations.at(static_cast<std::size_t>(operation))) + " #" +
-                 std::to_string(sequence_) + " of " + std::to_string(count) + " " +
-                 std::string(to_string(dtype));
+    made->size_bytes = checked->kind == groups::OpKind::kBarrier ? 0 : output.size_bytes();
+    made->name = std::string(kPageOperations.at(static_cast<std::size_t>(made->operation))) + " #" +
+                 std::to_string(sequence_) + " of " + std::to_string(output.count) + " " +
+                 std::string(to_string(output.dtype));
     MUSTER_TRY(made->captured, device_->is_capturing(stream_));
     return made;
   }
@@ -265,8 +247,9 @@ class NcclGroup final : public ProcessGroup {
     return std::make_unique<NcclWork>(thread_, device_, stream_, std::move(made));
   }
 
-  Result<void> run(std::shared_ptr<Collective> made) {
-    MUSTER_TRY(auto work, submit(std::move(made)));
+  Result<void> run(Result<std::shared_ptr<Collective>> made) {
+    if (!made) return fail(std::move(made).error());
+    MUSTER_TRY(auto work, submit(*std::move(made)));
     return work->wait();
   }
 

@@ -14,7 +14,6 @@
 
 #include "worker_runtime/groups/base/reduce_kernels.h"
 #include "worker_runtime/groups/shm/shm_barrier.h"
-#include "worker_runtime/groups/shm/shm_layout.h"
 
 namespace muster::groups {
 namespace {

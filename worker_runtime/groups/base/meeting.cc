@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/groups/meeting.h"
+#include "worker_runtime/groups/base/meeting.h"
 
 #include <algorithm>
+#include <map>
 #include <random>
-#include <vector>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/syscall.h"
 #include "worker_runtime/groups/base/collective.h"
 
 namespace muster::groups {
@@ -48,31 +51,19 @@ tl::unexpected<Error> missing_ranks(const std::vector<int>& ranks, int world_siz
                           ranks.size(), world_size, rank_list(ranks)));
 }
 
-/// Those of `ranks` whose log has no entry at `index` of theirs.
-std::vector<int> without_entry(Store& store, const std::vector<int>& ranks,
-                               const std::vector<std::string>& slots) {
-  std::vector<int> missing;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const auto here = store.check(std::span(&slots[i], 1));
-    if (here && !*here) missing.push_back(ranks[i]);
-  }
-  return missing;
-}
-
 /// Rank 0: reads everybody's log from the start until each has acknowledged `name`. What earlier attempts
 /// left there is answered too, and nobody reads it. A rank that is still awaited has always more to say: its
 /// hello, or what it does with the answer.
 Result<void> lead(Store& store, const std::string& name, int world_size, Instant deadline) {
-  std::vector<int> awaited;
-  awaited.reserve(static_cast<std::size_t>(world_size));
-  for (int rank = 1; rank < world_size; ++rank) awaited.push_back(rank);
+  std::vector<int> awaited = all_ranks(world_size);
+  awaited.erase(awaited.begin());
   for (std::size_t index = 0; !awaited.empty(); ++index) {
     std::vector<std::string> slots;
     slots.reserve(awaited.size());
     for (const int rank : awaited) slots.push_back(slot(rank, index));
     const auto messages = store.multi_get(slots, left_until(deadline));
     if (!messages) {
-      const auto missing = messages.error().code == ErrorCode::kTimeout ? without_entry(store, awaited, slots)
+      const auto missing = messages.error().code == ErrorCode::kTimeout ? ranks_without_key(store, awaited, slots)
                                                                         : std::vector<int>{};
       if (missing.empty()) return fail(messages.error());
       return missing_ranks(missing, world_size);
@@ -107,16 +98,65 @@ Result<std::string> meet(Store& store, int rank, int world_size, Instant deadlin
     return name;
   }
   if (name.error().code != ErrorCode::kTimeout) return name;
-  std::vector<int> everybody;
+  const std::vector<int> everybody = all_ranks(world_size);
   std::vector<std::string> slots;
-  for (int other = 0; other < world_size; ++other) {
-    everybody.push_back(other);
-    slots.push_back(slot(other, 0));
-  }
-  const auto missing = without_entry(store, everybody, slots);
+  for (const int other : everybody) slots.push_back(slot(other, 0));
+  const auto missing = ranks_without_key(store, everybody, slots);
   if (!missing.empty()) return missing_ranks(missing, world_size);
   return fail(ErrorCode::kTimeout,
               "rank 0 did not answer in time: it, or a rank that it waits for, did not come; see its output");
+}
+
+TextExchange exchange_through_store(Store& store, std::string name, std::vector<int> ranks, int me,
+                                    Instant deadline) {
+  return [&store, name = std::move(name), ranks = std::move(ranks), me, deadline,
+          round = 0](const std::string& mine) mutable -> Result<std::vector<std::string>> {
+    std::vector<std::string> keys;
+    for (const int rank : ranks) keys.push_back(fmt::format("{}/{}/{}", name, round, rank));
+    ++round;
+    MUSTER_OK(store.set(keys[static_cast<std::size_t>(me)], mine));
+    const Millis left = left_until(deadline);
+    auto texts = store.multi_get(keys, left);
+    if (texts || texts.error().code != ErrorCode::kTimeout) return texts;
+    const auto missing = ranks_without_key(store, ranks, keys);
+    if (missing.empty()) return texts;
+    return fail(
+        ErrorCode::kTimeout,
+        fmt::format("{} of {} ranks did not come within {} ms while the group was made ({}): {}; did they "
+                    "start, and do they see the same store?",
+                    missing.size(), ranks.size(), left.count(), name, rank_list(missing)));
+  };
+}
+
+std::vector<int> ranks_without_key(Store& store, std::span<const int> ranks,
+                                   std::span<const std::string> keys) {
+  std::vector<int> missing;
+  for (std::size_t i = 0; i < ranks.size(); ++i)
+    if (const auto here = store.check(keys.subspan(i, 1)); here && !*here) missing.push_back(ranks[i]);
+  return missing;
+}
+
+std::string host_id(const Environment& environment) {
+  if (const auto set = lookup(environment, "MUSTER_HOST_ID"); set && !set->empty()) return std::string(*set);
+  auto boot = read_file("/proc/sys/kernel/random/boot_id", 256);
+  char name[256] = {};
+  (void)::gethostname(name, sizeof name - 1);
+  struct stat network {};
+  const bool known = ::stat("/proc/self/ns/net", &network) == 0;
+  std::string id = boot ? *std::move(boot) : std::string(name);
+  while (!id.empty() && id.back() == '\n') id.pop_back();
+  return fmt::format("{}/{}", id, known ? network.st_ino : 0);
+}
+
+std::vector<std::vector<int>> group_by_host(std::span<const std::string> ids) {
+  std::vector<std::vector<int>> hosts;
+  std::map<std::string, std::size_t> known;
+  for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+    const auto [place, is_new] = known.emplace(ids[rank], hosts.size());
+    if (is_new) hosts.emplace_back();
+    hosts[place->second].push_back(static_cast<int>(rank));
+  }
+  return hosts;
 }
 
 }  // namespace muster::groups
