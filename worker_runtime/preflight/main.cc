@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster-preflight: the full check of a node, started by `muster --preflight=full`. Without --rank it starts
-// itself once for each DEVICE (device_runner.cc) and prints the result, a line each: "!" and an error, "?"
+// itself once for each DEVICE (device_check.h) and prints the result, a line each: "!" and an error, "?"
 // and a warning, "=" and the speeds, "." at the end. With --rank it checks one device: by itself first, then,
 // once the runner says so, in an all-reduce with the other processes. On stdin and stdout, a word and its
 // value per line:

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <map>
+#include <poll.h>
 #include <random>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -63,8 +65,9 @@ Result<void> lead(Store& store, const std::string& name, int world_size, Instant
     for (const int rank : awaited) slots.push_back(slot(rank, index));
     const auto messages = store.multi_get(slots, left_until(deadline));
     if (!messages) {
-      const auto missing = messages.error().code == ErrorCode::kTimeout ? ranks_without_key(store, awaited, slots)
-                                                                        : std::vector<int>{};
+      const auto missing = messages.error().code == ErrorCode::kTimeout
+                               ? ranks_without_key(store, awaited, slots)
+                               : std::vector<int>{};
       if (missing.empty()) return fail(messages.error());
       return missing_ranks(missing, world_size);
     }
@@ -157,6 +160,28 @@ std::vector<std::vector<int>> group_by_host(std::span<const std::string> ids) {
     hosts[place->second].push_back(static_cast<int>(rank));
   }
   return hosts;
+}
+
+std::uint64_t pid_namespace_inode() {
+  struct stat info {};
+  return ::stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
+}
+
+void PeerWatch::add(int member, pid_t pid) {
+  // The system call, because glibc 2.36's <sys/pidfd.h> has no C linkage.
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (pidfd) peers_.push_back({member, std::move(pidfd)});
+}
+
+std::vector<int> PeerWatch::ended() const {
+  std::vector<pollfd> entries;
+  entries.reserve(peers_.size());
+  for (const Peer& peer : peers_) entries.push_back({peer.pidfd.get(), POLLIN, 0});
+  std::vector<int> out;
+  if (::poll(entries.data(), entries.size(), 0) <= 0) return out;
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    if ((entries[i].revents & POLLIN) != 0) out.push_back(peers_[i].member);
+  return out;
 }
 
 }  // namespace muster::groups

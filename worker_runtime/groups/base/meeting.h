@@ -4,15 +4,18 @@
 // Failure: kTimeout naming the ranks that did not come, as far as this rank can know.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
+#include <sys/types.h>
 #include <vector>
 
 #include <muster/store.h>
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/unique_fd.h"
 
 namespace muster::groups {
 
@@ -47,5 +50,26 @@ using TextExchange = std::function<Result<std::vector<std::string>>(std::string 
 
 /// Ranks (indices of `ids`) per host, hosts in the order of their first rank.
 [[nodiscard]] std::vector<std::vector<int>> group_by_host(std::span<const std::string> ids);
+
+/// The inode of this process' pid namespace; 0 if it cannot be read.
+[[nodiscard]] std::uint64_t pid_namespace_inode();
+
+/// Which of the other processes of this host have ended, through pidfds. A process that cannot be seen
+/// (another pid namespace) counts as alive; a timeout finds it. Not thread-safe; asking never blocks.
+class PeerWatch {
+ public:
+  /// Watches `pid` as member `member`. Not for the caller's own pid.
+  void add(int member, pid_t pid);
+
+  /// Members that have ended.
+  [[nodiscard]] std::vector<int> ended() const;
+
+ private:
+  struct Peer {
+    int member;
+    UniqueFd pidfd;
+  };
+  std::vector<Peer> peers_;
+};
 
 }  // namespace muster::groups
