@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fake NCCL: a shared object with NCCL 2.28's public prototypes (as nccl_abi.h has them) that runs
+// A fake NCCL: a shared object with NCCL 2.28's public prototypes (as nccl_api.h has them) that runs
 // collectives between processes on host memory, on HostStreams, through a small file in shared memory. Loaded
 // with MUSTER_NCCL_LIBRARY or GroupSettings::library; never part of the product. Told what to do wrong by
 // environment variables, read when a communicator is made:
@@ -39,7 +39,7 @@
 #include <vector>
 
 #include "tests/support/host_device.h"
-#include "worker_runtime/groups/nccl/nccl_abi.h"
+#include "worker_runtime/groups/nccl/nccl_api.h"
 
 namespace {
 

@@ -33,7 +33,12 @@ class TemporaryFile {
     fd_.reset(retry_eintr([&] { return ::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666); }));
     if (fd_) return {};
     // EOPNOTSUPP and EISDIR: a file system or kernel without unnamed files. Other errors come again below.
-    return create_named();
+    ::unlink(name_.c_str());
+    fd_.reset(
+        retry_eintr([&] { return ::open(name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
+    if (!fd_) return fail(errno_error("create " + name_, errno));
+    named_ = true;
+    return {};
   }
   [[nodiscard]] int fd() const { return fd_.get(); }
 
@@ -53,15 +58,6 @@ class TemporaryFile {
   }
 
  private:
-  Result<void> create_named() {
-    ::unlink(name_.c_str());
-    fd_.reset(
-        retry_eintr([&] { return ::open(name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
-    if (!fd_) return fail(errno_error("create " + name_, errno));
-    named_ = true;
-    return {};
-  }
-
   std::string name_;
   UniqueFd fd_;
   bool named_ = false;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <numeric>
 
 #include <fmt/format.h>
 
@@ -14,10 +13,9 @@
 #include "rendezvous/base/env_contract.h"
 #include "worker_runtime/core/placement.h"
 #include "worker_runtime/core/runtime_page_map.h"
-#include "worker_runtime/groups/base/host_id.h"
-#include "worker_runtime/groups/base/text_exchange.h"
+#include "worker_runtime/groups/base/collective.h"
+#include "worker_runtime/groups/base/meeting.h"
 #include "worker_runtime/groups/make_cpu_group.h"
-#include "worker_runtime/groups/meeting.h"
 #include "worker_runtime/groups/nccl/nccl_group.h"
 
 namespace muster {
@@ -86,10 +84,8 @@ Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, con
 
 /// Everybody says on which host it is: nobody goes on before all have come, and who is missing is named.
 Result<void> gather(const Placement& placement, Store& store, Millis timeout, Context& context) {
-  std::vector<int> everybody(static_cast<std::size_t>(placement.world_size));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  const auto exchange = groups::exchange_through_store(store, "gather", everybody, placement.rank,
-                                                       SteadyClock::now() + timeout);
+  const auto exchange = groups::exchange_through_store(
+      store, "gather", groups::all_ranks(placement.world_size), placement.rank, SteadyClock::now() + timeout);
   const auto ids = exchange(groups::host_id(current_environment()));
   if (!ids)
     return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), ids.error());

@@ -17,6 +17,7 @@
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/groups/base/collective.h"
+#include "worker_runtime/groups/base/meeting.h"
 
 namespace muster {
 namespace {
@@ -215,10 +216,7 @@ class StoppedByStore final : public Preemption {
     MUSTER_OK(thread_store_->set(answer_key(rank_), std::to_string(done)));
     MUSTER_TRY(const std::int64_t answers, thread_store_->add("answers", 1));
     if (answers == world_size_) {
-      std::vector<std::string> keys;
-      keys.reserve(static_cast<std::size_t>(world_size_));
-      for (int rank = 0; rank < world_size_; ++rank) keys.push_back(answer_key(rank));
-      MUSTER_TRY(const auto all, thread_store_->multi_get(keys, timeout_));
+      MUSTER_TRY(const auto all, thread_store_->multi_get(answer_keys(), timeout_));
       std::uint64_t most = 0;
       for (const std::string& text : all) {
         MUSTER_TRY(const std::uint64_t calls, parse_call(text));
@@ -235,13 +233,15 @@ class StoppedByStore final : public Preemption {
     return parse_call(*text);
   }
 
+  std::vector<std::string> answer_keys() const {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < world_size_; ++rank) keys.push_back(answer_key(rank));
+    return keys;
+  }
+
   Error silent_ranks() {
-    std::vector<int> silent;
-    for (int rank = 0; rank < world_size_; ++rank) {
-      const std::string key = answer_key(rank);
-      const auto there = thread_store_->check(std::span(&key, 1));
-      if (there && !*there) silent.push_back(rank);
-    }
+    const auto silent =
+        groups::ranks_without_key(*thread_store_, groups::all_ranks(world_size_), answer_keys());
     return {
         ErrorCode::kTimeout,
         fmt::format("no answer within {} s from {} (of {}); does it still run, and has it a Preemption?",

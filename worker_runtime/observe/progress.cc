@@ -4,11 +4,15 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
+#include <poll.h>
 #include <string>
+#include <sys/inotify.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <muster/progress.h>
+#include <muster/safe_point.h>
 
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/progress_page.h"
@@ -20,12 +24,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBetweenWrites{1};
-
-/// One aligned store, which a reader sees whole. Of one writer, so that a counter needs no locked addition.
-template <class T>
-void put(T& field, T value) {
-  std::atomic_ref<T>(field).store(value, std::memory_order_relaxed);
-}
 
 }  // namespace
 
@@ -180,6 +178,29 @@ void Progress::pause(Phase phase) {
   if (!page_) return;
   page_->set_phase(phase.text_);
   page_->moved(true, true);
+}
+
+void announce_safe_point(std::chrono::milliseconds patience) {
+  const char* const path = std::getenv(std::string(env::kSafePointFile).c_str());
+  if (path == nullptr || *path == '\0') return;
+  const UniqueFd removal(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  UniqueFd file(::open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666));
+  if (!file) return;
+  // Watched before the launcher hears of the file, which it does by the close. IN_ATTRIB: the last link went.
+  const bool watched = removal && ::inotify_add_watch(removal.get(), path, IN_ATTRIB | IN_DELETE_SELF) >= 0;
+  file.reset();
+  if (!watched) return;
+  const auto deadline = Clock::now() + patience;
+  while (::access(path, F_OK) == 0) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0) return;
+    pollfd ready{removal.get(), POLLIN, 0};
+    // A signal is the launcher's, that the workers are to end: the caller finds out.
+    if (::poll(&ready, 1, static_cast<int>(std::min<std::int64_t>(left, 60'000))) < 0) return;
+    char events[512];
+    while (::read(removal.get(), events, sizeof events) > 0) {
+    }
+  }
 }
 
 }  // namespace muster

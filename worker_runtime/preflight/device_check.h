@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device check: what one process of muster-preflight reports about its device, read line by line, and the
 // judgement of all devices of a node: which one failed, hung, computed wrongly or is much slower than the
-// others. Pure; device_runner.h has the processes, main.cc writes the lines. Failure: a line that is none of
+// others. Pure, but for run_checks(); main.cc writes the lines. Failure: a line that is none of
 // them is an error of the device.
 #pragma once
 
@@ -57,5 +57,19 @@ void read_line(DeviceCheck& check, std::string_view line);
 
 /// "8 GPUs: GEMM 631 to 645 TFLOP/s (median 640), memory copies ..., all-reduce ..."; empty: no speeds.
 [[nodiscard]] std::string speeds_text(std::span<const DeviceCheck> checks);
+
+struct DeviceProcess {
+  std::string name;
+  bool is_gpu = false;
+  std::vector<std::string> arguments;  // of its process, after the program's name
+};
+
+/// Starts muster-preflight once for each device of the node, reads what the processes report
+///, lets them go on together once each has done its own steps, and ends them all within the
+/// deadline. A device whose process dies or hangs does not keep the others waiting. Blocks; one thread; it
+/// alone reaps its children. Failure: a process that cannot be started is that device's error.
+[[nodiscard]] std::vector<DeviceCheck> run_checks(const std::string& program,
+                                                  std::span<const DeviceProcess> devices,
+                                                  std::chrono::milliseconds timeout);
 
 }  // namespace muster::preflight

@@ -47,10 +47,6 @@ Result<double> best_time(Device& device, int in_a_row, const Call& call) {
   return best;
 }
 
-std::string number(std::size_t value) {
-  return std::to_string(value);
-}
-
 /// `expected(i)` of each element.
 template <class Expected>
 Result<void> compare(const std::vector<float>& found, const char* what, const Expected& expected) {
@@ -59,10 +55,10 @@ Result<void> compare(const std::vector<float>& found, const char* what, const Ex
   for (std::size_t i = 0; i < found.size(); ++i)
     if (found[i] != expected(i) && wrong++ == 0) first = i;
   if (wrong == 0) return {};
-  return fail(ErrorCode::kCorrupt, number(wrong) + " of " + number(found.size()) + " elements " + what +
-                                       " are wrong, the first is number " + number(first) + ": " +
-                                       std::to_string(found[first]) + " instead of " +
-                                       std::to_string(expected(first)));
+  return fail(ErrorCode::kCorrupt, std::to_string(wrong) + " of " + std::to_string(found.size()) +
+                                       " elements " + what + " are wrong, the first is number " +
+                                       std::to_string(first) + ": " + std::to_string(found[first]) +
+                                       " instead of " + std::to_string(expected(first)));
 }
 
 std::vector<float> small_integers(std::size_t count, Generator& numbers) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster-preflight: the full check of a node, started by `muster --preflight=full`. Without --rank it starts
-// itself once for each DEVICE (device_runner.h) and prints the result, a line each: "!" and an error, "?" and
-// a warning, "=" and the speeds, "." at the end. With --rank it checks one device: by itself first, then,
+// itself once for each DEVICE (device_check.h) and prints the result, a line each: "!" and an error, "?"
+// and a warning, "=" and the speeds, "." at the end. With --rank it checks one device: by itself first, then,
 // once the runner says so, in an all-reduce with the other processes. On stdin and stdout, a word and its
 // value per line:
 //   "at TEXT" before each step; "copy", "gemm", "reduce" and a number, per second; "ready PORT" (of a store,
@@ -28,7 +28,7 @@
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/text.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/preflight/device_runner.h"
+#include "worker_runtime/preflight/device_check.h"
 #include "worker_runtime/preflight/device_work.h"
 
 namespace {

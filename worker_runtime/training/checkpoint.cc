@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
+// The tensors of a model's arenas in safetensors files: checkpoints and state dicts.
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <span>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <muster/checkpoint.h>
+#include <muster/state_dict.h>
 
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/core/atomic_file.h"
 #include "worker_runtime/core/sha256.h"
-#include "worker_runtime/training/arena_tensors.h"
 #include "worker_runtime/training/host_collectives.h"
 #include "worker_runtime/training/safetensors.h"
 
@@ -21,12 +26,52 @@ namespace {
 constexpr std::string_view kFormat = "muster-checkpoint-1";
 constexpr std::string_view kFormatWithinEpoch = "muster-checkpoint-2";  // has epoch_samples, epoch_loss_sum
 constexpr std::string_view kDigestKey = "sha256";
+constexpr std::size_t kMaxModelFileBytes = std::size_t{64} << 30;  // a larger file is no model's
 constexpr const char* kArenasKey = "optimizer_arenas";  // "exp_avg,exp_avg_sq"; without: "momentum"
 
 std::string joined(std::span<const std::string_view> names) {
-  std::string text;
-  for (const std::string_view name : names) text += (text.empty() ? "" : ",") + std::string(name);
-  return text;
+  return fmt::format("{}", fmt::join(names, ","));
+}
+
+/// "6x1x5x5".
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "x"));
+}
+
+/// Adds a view of each parameter (or buffer) as prefix + name; `arena` outlives them.
+void append_tensors(std::vector<safetensors::TensorView>& tensors,
+                    const std::vector<nn::Parameter>& parameters, std::span<const float> arena,
+                    const std::string& prefix = "") {
+  for (const nn::Parameter& parameter : parameters) {
+    const auto values = arena.subspan(parameter.offset, parameter.count);
+    tensors.push_back({prefix + parameter.name,
+                       DType::kFloat32,
+                       parameter.shape,
+                       {reinterpret_cast<const char*>(values.data()), values.size_bytes()}});
+  }
+}
+
+/// Copies the tensors prefix + name into an arena of `elements`. kMismatch: one is missing, or is not F32 of
+/// the parameter's shape.
+Result<std::vector<float>> read_arena(const safetensors::FileView& file,
+                                      const std::vector<nn::Parameter>& parameters, std::size_t elements,
+                                      const std::string& prefix = "") {
+  std::vector<float> arena(elements, 0.0F);
+  for (const nn::Parameter& parameter : parameters) {
+    const std::string name = prefix + parameter.name;
+    const safetensors::TensorView* tensor = file.find(name);
+    if (tensor == nullptr)
+      return fail(ErrorCode::kMismatch,
+                  "it has no tensor '" + name + "'; these are the weights of another model");
+    if (tensor->dtype != DType::kFloat32 || tensor->shape != parameter.shape)
+      return fail(ErrorCode::kMismatch,
+                  "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) + " " +
+                      shape_text(tensor->shape) + ", the model's is F32 " + shape_text(parameter.shape) +
+                      (tensor->shape == parameter.shape ? "; save it as F32"
+                                                        : "; these are the weights of another model"));
+    std::memcpy(arena.data() + parameter.offset, tensor->bytes.data(), tensor->bytes.size());
+  }
+  return arena;
 }
 
 template <class Number>
@@ -68,6 +113,14 @@ Result<TrainingState> read_state(const safetensors::Metadata& metadata) {
     return fail(ErrorCode::kCorrupt,
                 "its epoch, step, best_accuracy, world_size or batch_size is out of range");
   return state;
+}
+
+Result<void> write_tensors(const std::string& path, const std::vector<safetensors::TensorView>& tensors,
+                           const safetensors::Metadata& metadata) {
+  MUSTER_TRY(const safetensors::Layout layout, safetensors::lay_out(tensors, metadata));
+  std::vector<std::string_view> pieces{layout.header};
+  for (const std::size_t i : layout.order) pieces.push_back(tensors[i].bytes);
+  return write_file_atomically(path, pieces);
 }
 
 /// Over everything that counts: the metadata, and the tensors' bytes in file order. Names, shapes and places
@@ -150,6 +203,23 @@ Result<Checkpoint> checked(const std::string& path, std::string_view bytes, cons
   return checkpoint;
 }
 
+Result<void> load(std::string_view bytes, nn::Model& model) {
+  MUSTER_TRY(const safetensors::FileView file, safetensors::parse(bytes));
+  MUSTER_TRY(const std::vector<float> params, read_arena(file, model.parameters(), model.arena_elements()));
+  MUSTER_TRY(const std::vector<float> buffers, read_arena(file, model.buffers(), model.buffer_elements()));
+  const auto is_in = [](const std::vector<nn::Parameter>& list, std::string_view name) {
+    return std::any_of(list.begin(), list.end(), [&](const nn::Parameter& p) { return p.name == name; });
+  };
+  for (const auto& [name, dtype, shape, data] : file.tensors)
+    if (!name.ends_with(".num_batches_tracked") && !is_in(model.parameters(), name) &&
+        !is_in(model.buffers(), name))
+      return fail(ErrorCode::kMismatch,
+                  "its tensor '" + name + "' is none of the model's; these are the weights of another model");
+  model.write_params(params);
+  model.write_buffers(buffers);
+  return {};
+}
+
 }  // namespace
 
 Result<void> save_checkpoint(const std::string& path, const nn::Model& model, const Optimizer& optimizer,
@@ -189,10 +259,7 @@ Result<void> save_checkpoint(const std::string& path, const nn::Model& model, co
   // The digest is part of the header; the order of the data does not depend on the metadata.
   MUSTER_TRY(const safetensors::Layout without_digest, safetensors::lay_out(tensors, metadata));
   metadata.emplace(kDigestKey, digest_of(metadata, tensors, without_digest.order));
-  MUSTER_TRY(const safetensors::Layout layout, safetensors::lay_out(tensors, metadata));
-  std::vector<std::string_view> pieces{layout.header};
-  for (const std::size_t i : layout.order) pieces.push_back(tensors[i].bytes);
-  if (auto written = write_file_atomically(path, pieces); !written)
+  if (auto written = write_tensors(path, tensors, metadata); !written)
     return fail("checkpoint", std::move(written).error());
   return {};
 }
@@ -239,6 +306,25 @@ Result<TrainingState> restore_checkpoint(const std::string& path, const std::str
 
 Result<void> check_checkpoint_path(const std::string& path) {
   return check_can_write(path);
+}
+
+Result<void> save_state_dict(const std::string& path, const nn::Model& model) {
+  const std::vector<float> params = model.read_params(), buffers = model.read_buffers();
+  std::vector<safetensors::TensorView> tensors;
+  append_tensors(tensors, model.parameters(), params);
+  append_tensors(tensors, model.buffers(), buffers);
+  // PyTorch's own loaders look for the format.
+  if (auto written = write_tensors(path, tensors, {{"format", "pt"}}); !written)
+    return fail("state dict", std::move(written).error());
+  return {};
+}
+
+Result<void> load_state_dict(const std::string& path, nn::Model& model) {
+  auto bytes = read_file(path, kMaxModelFileBytes);
+  if (!bytes) return fail("state dict", std::move(bytes).error());
+  if (auto loaded = load(*bytes, model); !loaded)
+    return fail("state dict " + path, std::move(loaded).error());
+  return {};
 }
 
 }  // namespace muster

@@ -7,6 +7,8 @@
 #include <memory>
 #include <unistd.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include "rendezvous/base/syscall.h"
@@ -28,9 +30,7 @@ std::uint32_t big_endian(const std::uint8_t* bytes) {
 }
 
 std::string describe(const std::vector<std::uint32_t>& dims) {
-  std::string text;
-  for (const std::uint32_t dim : dims) text += (text.empty() ? "" : "x") + std::to_string(dim);
-  return text;
+  return fmt::format("{}", fmt::join(dims, "x"));
 }
 
 /// zlib puts its own idea of the file's name, "<fd:3>: ", in front.

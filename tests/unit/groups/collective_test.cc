@@ -8,8 +8,8 @@
 
 #include "tests/support/catch.h"
 #include "worker_runtime/groups/base/comm_queue.h"
-#include "worker_runtime/groups/base/host_id.h"
-#include "worker_runtime/groups/tcp/tcp_connect.h"
+#include "worker_runtime/groups/base/meeting.h"
+#include "worker_runtime/groups/tcp/tcp_group.h"
 
 using namespace muster;
 using namespace muster::groups;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks as threads that meet in one in-memory store, again and again, among what others left there.
-#include "worker_runtime/groups/meeting.h"
+#include "worker_runtime/groups/base/meeting.h"
 
 #include <set>
 #include <thread>

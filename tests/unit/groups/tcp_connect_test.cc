@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two members of a tcp group find each other over loopback.
-#include "worker_runtime/groups/tcp/tcp_connect.h"
-
 #include <future>
 #include <string>
 #include <vector>
 
 #include "tests/support/catch.h"
 #include "tests/support/raw_client.h"
+#include "worker_runtime/groups/tcp/tcp_group.h"
 #include "worker_runtime/groups/tcp/tcp_hello.h"
 
 using namespace muster;

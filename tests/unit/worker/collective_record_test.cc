@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What groups tell of their collectives is what the launcher reads from the page.
-#include "worker_runtime/core/collective_record.h"
-
 #include <atomic>
 #include <cstring>
 #include <fcntl.h>
@@ -14,6 +12,7 @@
 #include "launcher/progress/collective_state.h"
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
+#include "worker_runtime/core/runtime_page_map.h"
 
 using namespace muster;
 using muster::launcher::CollectiveState;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/preflight/device_check.h"
+
 #include <sys/wait.h>
 
 #include "tests/support/catch.h"
-#include "worker_runtime/preflight/device_runner.h"
 
 using namespace muster;
 using namespace muster::preflight;

@@ -2,6 +2,7 @@
 #include "worker_runtime/groups/base/collective.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -124,6 +125,12 @@ Slice slice_of(std::size_t count, std::size_t element_bytes, int index, int part
   const std::size_t part = (even + line - 1) / line * line;
   const std::size_t begin = std::min(static_cast<std::size_t>(index) * part, count);
   return {begin, std::min(begin + part, count)};
+}
+
+std::vector<int> all_ranks(int world_size) {
+  std::vector<int> ranks(static_cast<std::size_t>(world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 std::string rank_list(std::span<const int> ranks) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <muster/process_group.h>
 
@@ -64,6 +65,9 @@ struct Slice {
 /// Part `index` of `parts` of `count` elements: equal parts of whole cache lines, the last ones shorter or
 /// empty.
 [[nodiscard]] Slice slice_of(std::size_t count, std::size_t element_bytes, int index, int parts);
+
+/// 0, 1, ... world_size - 1
+[[nodiscard]] std::vector<int> all_ranks(int world_size);
 
 /// "rank 1", "ranks 1, 2 and 5"
 [[nodiscard]] std::string rank_list(std::span<const int> ranks);

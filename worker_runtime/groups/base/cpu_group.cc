@@ -11,10 +11,6 @@ namespace muster::groups {
 CpuGroup::CpuGroup(int rank, int world_size, Millis timeout)
     : rank_(rank), world_size_(world_size), timeout_(timeout) {}
 
-void CpuGroup::FreeBlock::operator()(void* block) const {
-  std::free(block);
-}
-
 void CpuGroup::abort(Error error) {
   tell_failure(failure_.keep(std::move(error)));
 }
@@ -107,7 +103,7 @@ Result<void*> CpuGroup::allocate(std::size_t size_bytes) {
 
 Result<void*> CpuGroup::run_allocate(const OpContext& context, std::size_t size_bytes) {
   MUSTER_OK(run_barrier(context));
-  std::unique_ptr<void, FreeBlock> block(std::aligned_alloc(64, size_bytes));
+  std::shared_ptr<void> block(std::aligned_alloc(64, size_bytes), std::free);
   if (block == nullptr) return fail(ErrorCode::kExhausted, fmt::format("no memory for {} bytes", size_bytes));
   std::memset(block.get(), 0, size_bytes);
   blocks_.push_back(std::move(block));

@@ -6,17 +6,18 @@
 // runs its run_all_reduce().
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
 #include <muster/process_group.h>
 
 #include "rendezvous/base/clock.h"
-#include "worker_runtime/core/collective_record.h"
+#include "worker_runtime/core/runtime_page_map.h"
 #include "worker_runtime/groups/base/collective.h"
 #include "worker_runtime/groups/base/comm_queue.h"
-#include "worker_runtime/groups/base/group_failure.h"
 
 namespace muster::groups {
 
@@ -25,6 +26,31 @@ struct OpContext {
   OpDescriptor descriptor;
   Instant deadline;
   bool may_spin = true;  // false beside a computation on the same cores
+};
+
+/// The first error of a group, kept for every later call. Thread-safe: the caller's thread and the comm
+/// thread share it.
+class GroupFailure {
+ public:
+  /// The first error, or nothing yet. One load while all is well.
+  [[nodiscard]] Result<void> check() const {
+    if (!failed_.load(std::memory_order_acquire)) return {};
+    const std::lock_guard lock(mutex_);
+    return fail(*first_);
+  }
+
+  /// Keeps `error` unless there is one already; returns the one that is kept.
+  Error keep(Error error) {
+    const std::lock_guard lock(mutex_);
+    if (!first_) first_ = std::move(error);
+    failed_.store(true, std::memory_order_release);
+    return *first_;
+  }
+
+ private:
+  std::atomic<bool> failed_ = false;
+  mutable std::mutex mutex_;
+  std::optional<Error> first_;
 };
 
 class CpuGroup : public ProcessGroup {
@@ -66,10 +92,6 @@ class CpuGroup : public ProcessGroup {
   [[nodiscard]] Millis timeout() const { return timeout_; }
 
  private:
-  struct FreeBlock {
-    void operator()(void* block) const;
-  };
-
   /// Runs one collective after everything that was started, keeping and telling its failure.
   template <class Run>
   auto run_now(OpDescriptor descriptor, Run run) -> decltype(run(OpContext{}));
@@ -84,7 +106,7 @@ class CpuGroup : public ProcessGroup {
   std::uint64_t sequence_ = 0;  // of the next call; touched by the calling thread only
   GroupFailure failure_;
   CollectiveRecord record_;  // told by who runs an operation, one at a time
-  std::vector<std::unique_ptr<void, FreeBlock>> blocks_;
+  std::vector<std::shared_ptr<void>> blocks_;
   CommQueue queue_;
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled where nccl.h is found: nccl_abi.h says what the header says.
+// Compiled where nccl.h is found: nccl_api.h says what the header says.
 #include <cstddef>
 
 #include <nccl.h>
 
-#include "worker_runtime/groups/nccl/nccl_abi.h"
+#include "worker_runtime/groups/nccl/nccl_api.h"
 
 namespace muster::nccl {
 

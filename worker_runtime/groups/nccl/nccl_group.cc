@@ -4,21 +4,593 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
+#include <deque>
+#include <mutex>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
 
 #include "worker_runtime/groups/base/collective.h"
-#include "worker_runtime/groups/base/host_id.h"
-#include "worker_runtime/groups/base/text_exchange.h"
-#include "worker_runtime/groups/nccl/nccl_comm_thread.h"
+#include "worker_runtime/groups/base/meeting.h"
+#include "worker_runtime/groups/nccl/nccl_api.h"
+#include "worker_runtime/groups/nccl/nccl_lifecycle.h"
 
 namespace muster {
 namespace nccl {
+
+Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
+  SharedLibrary::Request request{"NCCL", cuda_candidates("libnccl.so.2"),
+                                 "install libnccl2, or name the library in MUSTER_NCCL_LIBRARY"};
+  if (path) request.candidates = {*path};
+  MUSTER_TRY(const SharedLibrary library, SharedLibrary::open(request));
+  NcclApi api;
+  api.library = library.path();
+  MUSTER_OK(library.load(api.get_version, "ncclGetVersion"));
+  if (api.get_version(&api.version) != kSuccess || api.version < kOldestVersion)
+    return fail(ErrorCode::kUnsupported, "load NCCL: " + library.path() + " is version " +
+                                             api.version_text() +
+                                             ", muster needs 2.18 or newer; install a newer libnccl2");
+  MUSTER_OK(library.load(api.get_unique_id, "ncclGetUniqueId", api.comm_init_rank_config,
+                         "ncclCommInitRankConfig", api.comm_finalize, "ncclCommFinalize", api.comm_destroy,
+                         "ncclCommDestroy", api.comm_abort, "ncclCommAbort", api.comm_get_async_error,
+                         "ncclCommGetAsyncError", api.get_error_string, "ncclGetErrorString",
+                         api.get_last_error, "ncclGetLastError", api.all_reduce, "ncclAllReduce",
+                         api.broadcast, "ncclBroadcast", api.all_gather, "ncclAllGather", api.reduce_scatter,
+                         "ncclReduceScatter"));
+  library.load_optional(api.mem_alloc, "ncclMemAlloc");
+  library.load_optional(api.mem_free, "ncclMemFree");
+  if (api.mem_free == nullptr) api.mem_alloc = nullptr;
+  return api;
+}
+
+std::string NcclApi::describe(Status status, Comm comm) const {
+  std::string text = get_error_string(status);
+  text += " (" + std::to_string(static_cast<int>(status)) + ")";
+  if (const char* last = get_last_error(comm); last != nullptr && *last != '\0') {
+    text += ": ";
+    for (const char* c = last; *c != '\0'; ++c) text += *c == '\n' ? ' ' : *c;  // one line per error
+  }
+  return text;
+}
+
 namespace {
+
+/// Events are made once and used again. Thread-safe.
+class EventPool {
+ public:
+  explicit EventPool(std::shared_ptr<NcclDevice> device) : device_(std::move(device)) {}
+  ~EventPool();
+  [[nodiscard]] Result<void*> take();
+  void give_back(void* event);
+
+ private:
+  std::shared_ptr<NcclDevice> device_;
+  std::mutex mutex_;
+  std::vector<void*> free_;
+};
+
+/// One collective on its way. The events return to the pool when the last holder lets go.
+struct Collective {
+  enum class State { kQueued, kIssued, kFinished };
+
+  const void* send = nullptr;
+  void* receive = nullptr;
+  std::size_t count = 0;  // as NCCL counts for this kind
+  DataType type = kFloat32;
+  ReduceKind reduce = kSum;
+  int root = -1;  // of a broadcast
+  PageOperation operation = PageOperation::kAllReduce;
+  std::uint64_t sequence = 0;
+  std::uint64_t size_bytes = 0;
+  std::string name;       // "all_reduce #5 of 1024 F32"
+  bool captured = false;  // becomes part of a CUDA graph: its events may not be queried
+  void* ready = nullptr;  // on the compute stream: inputs are there
+  void* done = nullptr;   // on the comm stream: outputs are there
+  State state = State::kQueued;
+  Instant issued_at{};
+  std::shared_ptr<EventPool> pool;
+
+  ~Collective();
+};
+
+/// NcclCommThread: the ONE thread that owns a communicator. Every call on it (start, collectives, questions,
+/// abort, destroy) is made here, because NCCL allows an abort only while no other thread is inside a call on
+/// the communicator. It is also the watchdog: a collective that does not finish within the limit, one that
+/// waits for a process of this host that has ended (which NCCL's transports within a host do not notice), or
+/// an asynchronous error ends the communicator and leaves a sticky error that names rank, operation and
+/// sequence number. Used by NcclGroup's thread only: submit(), wait_issued() and wait_finished() are its
+/// whole traffic.
+class NcclCommThread {
+ public:
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    UniqueId id{};
+    Limits limits;
+    groups::PeerWatch peers = {};  // the other ranks of this host
+    CollectiveRecord record = {};  // of the oldest collective that the GPU has not finished
+  };
+
+  NcclCommThread(const NcclApi& api, std::shared_ptr<NcclDevice> device, Options options);
+  /// Ends the communicator cleanly if it is healthy. A library that does not return within its deadlines ends
+  /// the process with exit code 70 and a line on stderr: a thread inside it can be neither joined nor
+  /// abandoned.
+  ~NcclCommThread();
+
+  /// Blocks until every rank has joined.
+  [[nodiscard]] Result<void> wait_started();
+  [[nodiscard]] Result<void> submit(std::shared_ptr<Collective> collective);
+  /// Blocks until the collective is on the comm stream (microseconds, unless NCCL still connects).
+  [[nodiscard]] Result<void> wait_issued(const Collective& collective);
+  /// Blocks until the GPU has finished it.
+  [[nodiscard]] Result<void> wait_finished(const Collective& collective);
+  /// The sticky error, if the communicator has failed.
+  [[nodiscard]] std::optional<Error> failure();
+
+ private:
+  void run();
+  void start_communicator();
+  void issue(const std::shared_ptr<Collective>& collective);
+  [[nodiscard]] Status call(const Collective& collective);
+  [[nodiscard]] Action drive(Event event, Status status, const std::string& subject);
+  void watch();
+  void watch_captured();
+  void watch_peers();
+  void look_at_peers();
+  void tell_of(const Collective& collective);
+  void set_failure(Error error);
+  void device_failed(const Error& error, const std::string& subject);
+  [[nodiscard]] Status asynchronous_error() const;
+  [[nodiscard]] Error error_of(const Lifecycle& state, const std::string& subject);
+  /// Takes out what the GPU has finished; the last of them, or null.
+  [[nodiscard]] Result<std::shared_ptr<Collective>> take_finished();
+  [[nodiscard]] std::string oldest_name();
+  [[nodiscard]] std::string captured_name() const;
+  template <class Condition>
+  [[nodiscard]] Result<void> wait_for(Condition condition, const std::string& subject);
+
+  const NcclApi api_;
+  const std::shared_ptr<NcclDevice> device_;
+  Options options_;
+
+  // Of the comm thread alone, as the record is.
+  Comm comm_ = nullptr;
+  Lifecycle lifecycle_;
+  void* stream_ = nullptr;
+  std::uint32_t* captured_begun_ = nullptr;     // counted up on the GPU in front of each captured collective,
+  std::uint32_t* captured_finished_ = nullptr;  // and behind it
+  std::uint32_t last_begun_ = 0, last_finished_ = 0;
+  Instant captured_progress_{};
+  Instant progress_{};      // when a collective was last seen to begin or finish
+  Instant looked_{};        // at the peers
+  std::vector<int> ended_;  // ranks that were gone when first one was
+  bool has_captured_ = false;
+  std::string last_name_ = "start";
+  std::string last_captured_;
+  std::uint64_t told_ = 0;  // sequence of the collective in the record; 0: a captured one
+  std::deque<std::shared_ptr<Collective>> outstanding_;
+
+  // Shared.
+  std::mutex mutex_;
+  std::condition_variable to_thread_, to_users_;
+  std::deque<std::shared_ptr<Collective>> queue_;
+  std::optional<Error> failure_;
+  bool started_ = false, stopping_ = false, over_ = false;
+  int finish_waiters_ = 0;
+
+  std::thread thread_;  // last: started when everything above is there
+};
+
+// Events are asked often while somebody waits, seldom otherwise.
+constexpr std::chrono::microseconds kFinishPause{100};
+constexpr Millis kWatchPause{100};
+// What a rank that ended had sent may still be on its way: only a collective that does not move for this long
+// waits in vain.
+constexpr Millis kPeerGrace{500};
+// What a caller waits beyond the comm thread's own deadlines before it declares that thread stuck.
+constexpr Millis kMargin{5'000};
+constexpr int kExitSoftware = 70;
+
+ErrorCode code_of(const Lifecycle& state) {
+  if (state.cause == Cause::kTimeout) return ErrorCode::kTimeout;
+  if (state.cause == Cause::kPeerEnded) return ErrorCode::kPeerGone;
+  switch (state.status) {
+    case kRemoteError:
+    case kSystemError:
+      return ErrorCode::kPeerGone;
+    default:
+      return ErrorCode::kFailed;
+  }
+}
+
+EventPool::~EventPool() {
+  for (void* event : free_) device_->destroy_event(event);
+}
+
+Result<void*> EventPool::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      void* event = free_.back();
+      free_.pop_back();
+      return event;
+    }
+  }
+  return device_->create_event();
+}
+
+void EventPool::give_back(void* event) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(event);
+}
+
+Collective::~Collective() {
+  if (ready != nullptr) pool->give_back(ready);
+  if (done != nullptr) pool->give_back(done);
+}
+
+NcclCommThread::NcclCommThread(const NcclApi& api, std::shared_ptr<NcclDevice> device, Options options)
+    : api_(api), device_(std::move(device)), options_(std::move(options)), thread_([this] { run(); }) {}
+
+NcclCommThread::~NcclCommThread() {
+  {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    to_thread_.notify_one();
+    const Limits& limits = options_.limits;
+    Millis longest = limits.finalize + kMargin;
+    if (!failure_) longest += limits.start + limits.call;  // what is queued is still issued
+    // Until here every wait of the thread has a deadline of its own; only a call that does not return passes
+    // this one.
+    if (!to_users_.wait_for(lock, longest, [this] { return over_; })) {
+      std::fprintf(stderr,
+                   "muster: rank %d: NCCL %s does not return from ending its communicator (last operation: "
+                   "%s); it waits for CUDA graphs with captured collectives, which must be destroyed before "
+                   "their group; exiting\n",
+                   options_.rank, api_.version_text().c_str(), last_name_.c_str());
+      std::fflush(stderr);
+      ::_exit(kExitSoftware);
+    }
+  }
+  thread_.join();
+}
+
+template <class Condition>
+Result<void> NcclCommThread::wait_for(Condition condition, const std::string& subject) {
+  std::unique_lock lock(mutex_);
+  const Limits& limits = options_.limits;
+  const Millis longest = limits.start + limits.call + kMargin;
+  if (!to_users_.wait_for(lock, longest, [&] { return failure_ || condition(); }))
+    failure_ =
+        Error{ErrorCode::kTimeout, "rank " + std::to_string(options_.rank) + ": " + subject + ": NCCL " +
+                                       api_.version_text() + " has not returned for " +
+                                       std::to_string(longest.count() / 1000) + " s; see NCCL_DEBUG=INFO"};
+  if (failure_ && !condition()) return fail(*failure_);
+  return {};
+}
+
+Result<void> NcclCommThread::wait_started() {
+  return wait_for([this] { return started_; }, "start");
+}
+
+Result<void> NcclCommThread::submit(std::shared_ptr<Collective> collective) {
+  const std::lock_guard lock(mutex_);
+  if (failure_) return fail(*failure_);
+  queue_.push_back(std::move(collective));
+  to_thread_.notify_one();
+  return {};
+}
+
+Result<void> NcclCommThread::wait_issued(const Collective& collective) {
+  return wait_for([&] { return collective.state != Collective::State::kQueued; }, collective.name);
+}
+
+Result<void> NcclCommThread::wait_finished(const Collective& collective) {
+  MUSTER_OK(wait_issued(collective));
+  {
+    const std::lock_guard lock(mutex_);
+    ++finish_waiters_;
+    to_thread_.notify_one();
+  }
+  auto result = wait_for([&] { return collective.state == Collective::State::kFinished; }, collective.name);
+  const std::lock_guard lock(mutex_);
+  --finish_waiters_;
+  return result;
+}
+
+std::optional<Error> NcclCommThread::failure() {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void NcclCommThread::set_failure(Error error) {
+  options_.record.end(false);
+  const std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::move(error);  // the first error stays
+  to_users_.notify_all();
+}
+
+Error NcclCommThread::error_of(const Lifecycle& state, const std::string& subject) {
+  std::string text = "rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.world_size) +
+                     ": " + subject + " (NCCL " + api_.version_text() + "): ";
+  if (state.cause == Cause::kTimeout) {
+    const Limits& limits = options_.limits;
+    const Millis limit = state.phase == Phase::kStarting || subject == "start" ? limits.start
+                         : subject == captured_name()                          ? limits.captured
+                                                                               : limits.call;
+    text += "not finished after " + std::to_string(limit.count()) +
+            " ms; a rank is missing, stuck or runs another operation: compare the ranks' last lines";
+    return {code_of(state), std::move(text)};
+  }
+  if (state.cause == Cause::kNccl) text += api_.describe(state.status, comm_) + "; ";
+  if (code_of(state) != ErrorCode::kPeerGone)
+    text += "NCCL_DEBUG=WARN says more";
+  else if (look_at_peers(); !ended_.empty())
+    text += groups::rank_list(ended_) + (ended_.size() == 1 ? " has ended" : " have ended");
+  else
+    text += "a peer has ended or the network failed: look for the first rank that failed";
+  return {code_of(state), std::move(text)};
+}
+
+void NcclCommThread::look_at_peers() {
+  // Whom the first loss made end is not to blame.
+  if (ended_.empty()) ended_ = options_.peers.ended();
+}
+
+std::string NcclCommThread::oldest_name() {
+  (void)take_finished();  // what has ended since the last look is not to blame
+  return outstanding_.empty() ? last_name_ : outstanding_.front()->name;
+}
+
+std::string NcclCommThread::captured_name() const {
+  return last_captured_ + " or one before it, in a captured step";
+}
+
+Action NcclCommThread::drive(Event event, Status status, const std::string& subject) {
+  const Instant begun = SteadyClock::now();
+  Step step = advance(lifecycle_, event, status, options_.limits, begun);
+  while (true) {
+    const bool is_new_failure = lifecycle_.cause == Cause::kNone && step.state.cause != Cause::kNone;
+    if (is_new_failure) {
+      // Before the communicator is gone: it has the library's last words.
+      const Lifecycle failed{lifecycle_.phase, {}, step.state.cause, step.state.status};
+      set_failure(error_of(failed, subject));
+    }
+    lifecycle_ = step.state;
+    Status answer = kSuccess;
+    switch (step.action) {
+      case Action::kNone:
+      case Action::kProceed:
+        return step.action;
+      case Action::kAskAgain: {
+        const auto pause = pause_before_asking(SteadyClock::now() - begun);
+        // Yields: on a machine with few cores NCCL's thread needs this one.
+        if (pause.count() == 0)
+          std::this_thread::yield();
+        else
+          std::this_thread::sleep_for(pause);
+        answer = asynchronous_error();
+        break;
+      }
+      case Action::kFinalize:
+        answer = api_.comm_finalize(comm_);
+        break;
+      case Action::kDestroy:
+        (void)api_.comm_destroy(comm_);
+        comm_ = nullptr;
+        return step.action;
+      case Action::kAbort:
+        if (comm_ != nullptr) (void)api_.comm_abort(comm_);
+        comm_ = nullptr;
+        return step.action;
+    }
+    step = advance(lifecycle_, Event::kAnswer, answer, options_.limits, SteadyClock::now());
+  }
+}
+
+Status NcclCommThread::asynchronous_error() const {
+  Status asynchronous = kSuccess;
+  const Status answer = api_.comm_get_async_error(comm_, &asynchronous);
+  return answer == kSuccess ? asynchronous : answer;
+}
+
+void NcclCommThread::device_failed(const Error& error, const std::string& subject) {
+  set_failure({error.code, "rank " + std::to_string(options_.rank) + ": " + subject + ": " + error.message});
+  (void)drive(Event::kAnswer, kUnhandledCudaError, subject);
+}
+
+void NcclCommThread::start_communicator() {
+  const auto prepare = [this]() -> Result<void> {
+    MUSTER_OK(device_->select());
+    MUSTER_TRY(stream_, device_->create_stream());
+    MUSTER_TRY(captured_begun_, device_->create_counter());
+    MUSTER_TRY(captured_finished_, device_->create_counter());
+    return {};
+  };
+  if (auto prepared = prepare(); !prepared) {
+    lifecycle_.phase = Phase::kFailed;
+    return set_failure({prepared.error().code, "rank " + std::to_string(options_.rank) +
+                                                   ": start of NCCL: " + prepared.error().message});
+  }
+  Config config;
+  config.blocking = 0;
+  lifecycle_ = starting(options_.limits, SteadyClock::now());
+  const Status status =
+      api_.comm_init_rank_config(&comm_, options_.world_size, options_.id, options_.rank, &config);
+  if (drive(Event::kAnswer, status, "start") != Action::kProceed) return;
+  const std::lock_guard lock(mutex_);
+  started_ = true;
+  to_users_.notify_all();
+}
+
+Status NcclCommThread::call(const Collective& c) {
+  switch (c.operation) {
+    case PageOperation::kBroadcast:
+      return api_.broadcast(c.send, c.receive, c.count, c.type, c.root, comm_, stream_);
+    case PageOperation::kAllGather:
+      return api_.all_gather(c.send, c.receive, c.count, c.type, comm_, stream_);
+    case PageOperation::kReduceScatter:
+      return api_.reduce_scatter(c.send, c.receive, c.count, c.type, c.reduce, comm_, stream_);
+    default:  // a barrier is one, too
+      return api_.all_reduce(c.send, c.receive, c.count, c.type, c.reduce, comm_, stream_);
+  }
+}
+
+void NcclCommThread::tell_of(const Collective& c) {
+  told_ = c.sequence;
+  options_.record.begin(c.operation, c.sequence, c.size_bytes, c.root);
+}
+
+void NcclCommThread::issue(const std::shared_ptr<Collective>& collective) {
+  Collective& c = *collective;
+  if (drive(Event::kBegin, kSuccess, c.name) != Action::kProceed)
+    return;  // already failed: the caller sees why
+  last_name_ = c.name;
+  // NCCL may connect in the call, and so wait for others.
+  if (!c.captured && outstanding_.empty()) tell_of(c);
+  if (auto waits = device_->make_wait(stream_, c.ready); !waits) return device_failed(waits.error(), c.name);
+  if (c.captured)
+    if (auto counted = device_->count_up(captured_begun_, stream_); !counted)
+      return device_failed(counted.error(), c.name);
+  const Status status = call(c);
+  // The error of an earlier collective meets whoever calls next.
+  const bool is_its_own = status == kSuccess || status == kInProgress || status == kInvalidArgument;
+  if (drive(Event::kAnswer, status, is_its_own ? c.name : oldest_name()) != Action::kProceed) return;
+  // Only now is the work on the stream: a call in progress may not have put it there yet.
+  if (c.captured)
+    if (auto counted = device_->count_up(captured_finished_, stream_); !counted)
+      return device_failed(counted.error(), c.name);
+  if (auto recorded = device_->record(c.done, stream_); !recorded)
+    return device_failed(recorded.error(), c.name);
+  c.issued_at = progress_ = SteadyClock::now();
+  if (c.captured) {
+    if (!has_captured_) captured_progress_ = c.issued_at;
+    has_captured_ = true;
+    last_captured_ = c.name;
+  } else {
+    outstanding_.push_back(collective);
+  }
+  const std::lock_guard lock(mutex_);
+  c.state = Collective::State::kIssued;
+  to_users_.notify_all();
+}
+
+Result<std::shared_ptr<Collective>> NcclCommThread::take_finished() {
+  std::shared_ptr<Collective> finished;
+  while (!outstanding_.empty()) {
+    MUSTER_TRY(const bool done, device_->is_done(outstanding_.front()->done));
+    if (!done) break;
+    const std::lock_guard lock(mutex_);
+    finished = std::move(outstanding_.front());
+    finished->state = Collective::State::kFinished;
+    outstanding_.pop_front();
+    to_users_.notify_all();
+  }
+  return finished;
+}
+
+void NcclCommThread::watch() {
+  if (lifecycle_.phase != Phase::kReady) return;
+  const auto taken = take_finished();
+  if (!taken) return device_failed(taken.error(), oldest_name());
+  if (const auto& finished = *taken) {
+    progress_ = SteadyClock::now();
+    if (!outstanding_.empty()) {
+      tell_of(*outstanding_.front());
+    } else {
+      if (told_ != finished->sequence) tell_of(*finished);
+      options_.record.end(true);
+    }
+  }
+  if (!outstanding_.empty() && SteadyClock::now() - outstanding_.front()->issued_at > options_.limits.call) {
+    (void)drive(Event::kOverdue, kSuccess, oldest_name());
+    return;
+  }
+  if (has_captured_) watch_captured();
+  if (lifecycle_.phase == Phase::kReady) watch_peers();
+  if (lifecycle_.phase != Phase::kReady) return;
+  if (const Status answer = asynchronous_error(); answer != kSuccess)
+    (void)drive(Event::kAnswer, answer, oldest_name());
+}
+
+void NcclCommThread::watch_captured() {
+  // Words in host memory, written by the GPU: reading them can neither block nor disturb a capture.
+  const std::uint32_t begun = __atomic_load_n(captured_begun_, __ATOMIC_ACQUIRE);
+  const std::uint32_t finished = __atomic_load_n(captured_finished_, __ATOMIC_ACQUIRE);
+  const bool is_moving = begun != last_begun_ || finished != last_finished_ || begun == finished;
+  if (begun != last_begun_) {
+    told_ = 0;
+    options_.record.begin(PageOperation::kCaptured, begun, 0);
+  }
+  if (begun == finished && told_ == 0) {
+    options_.record.end(true);
+    // It was issued after them.
+    if (!outstanding_.empty()) tell_of(*outstanding_.front());
+  }
+  last_begun_ = begun;
+  last_finished_ = finished;
+  if (is_moving)
+    captured_progress_ = progress_ = SteadyClock::now();
+  else if (SteadyClock::now() - captured_progress_ > options_.limits.captured)
+    (void)drive(Event::kOverdue, kSuccess, captured_name());
+}
+
+void NcclCommThread::watch_peers() {
+  const Instant now = SteadyClock::now();
+  if (now - looked_ < kWatchPause) return;
+  looked_ = now;
+  look_at_peers();
+  // A broadcast's root may be done and gone while this rank's stream has not come to it; every other
+  // collective needs all ranks to the end.
+  const bool waits = last_begun_ != last_finished_ ||
+                     (!outstanding_.empty() && outstanding_.front()->operation != PageOperation::kBroadcast);
+  if (!ended_.empty() && waits && now - progress_ > kPeerGrace)
+    (void)drive(Event::kPeerEnded, kSuccess, outstanding_.empty() ? captured_name() : oldest_name());
+}
+
+void NcclCommThread::run() {
+  start_communicator();
+  while (true) {
+    std::shared_ptr<Collective> next;
+    {
+      std::unique_lock lock(mutex_);
+      const auto has_news = [this] { return stopping_ || !queue_.empty(); };
+      if (finish_waiters_ > 0 && !outstanding_.empty())
+        to_thread_.wait_for(lock, kFinishPause, has_news);
+      else if (lifecycle_.phase == Phase::kReady && (!outstanding_.empty() || has_captured_))
+        to_thread_.wait_for(lock, kWatchPause, [&] { return has_news() || finish_waiters_ > 0; });
+      else
+        to_thread_.wait(lock, has_news);
+      if (!queue_.empty()) {
+        next = std::move(queue_.front());
+        queue_.pop_front();
+      } else if (stopping_) {
+        break;
+      }
+    }
+    // One by one, although several may be queued: NCCL sorts the collectives of an ncclGroup by size, and
+    // chooses algorithm, protocol and channels for those of similar size together (ncclPrepareTasks in NCCL
+    // 2.28.9's src/enqueue.cc). All ranks would have to form the same groups, and what is queued here is a
+    // matter of each rank's timing. A group also starts only when the inputs of its last collective are
+    // ready: the first buckets of a backward pass would no longer overlap with it.
+    if (next) issue(next);
+    watch();
+  }
+  // Finalize waits for the collectives that are still running; those of a failed communicator were aborted.
+  if (lifecycle_.phase == Phase::kReady) (void)drive(Event::kStop, kSuccess, "end after " + last_name_);
+  outstanding_.clear();
+  if (stream_ != nullptr) device_->destroy_stream(stream_);
+  if (captured_begun_ != nullptr) device_->destroy_counter(captured_begun_);
+  if (captured_finished_ != nullptr) device_->destroy_counter(captured_finished_);
+  const std::lock_guard lock(mutex_);
+  over_ = true;
+  to_users_.notify_all();
+}
 
 // The first byte of the value under an id's key: what follows is the id, or why rank 0 could not make one.
 constexpr char kHasId = '+';
@@ -29,12 +601,14 @@ DataType type_of(DType dtype) {
   return kTypes.at(static_cast<std::size_t>(dtype));
 }
 
-Result<ReduceKind> kind_of(ReduceOp op, DType dtype) {
-  if (op == ReduceOp::kAvg && (dtype == DType::kInt32 || dtype == DType::kInt64 || dtype == DType::kUInt8))
-    return fail(ErrorCode::kInvalidArgument,
-                "an average of " + std::string(to_string(dtype)) + " is not defined; use kSum");
+ReduceKind kind_of(ReduceOp op) {
   constexpr std::array kKinds{kSum, kAvg, kMin, kMax, kProduct};
   return kKinds.at(static_cast<std::size_t>(op));
+}
+
+std::optional<std::string> library_of_environment() {
+  const char* library = std::getenv("MUSTER_NCCL_LIBRARY");
+  return library != nullptr && *library != '\0' ? std::optional<std::string>(library) : std::nullopt;
 }
 
 /// The n-th group that these ranks make: every rank counts its own, and as making one is a collective they
@@ -45,11 +619,9 @@ Result<std::int64_t> count_group(Store& store, int rank) {
 
 /// The processes of this host, so that the rank which ends is known and named.
 Result<groups::PeerWatch> exchange_pids(Store& store, const GroupSettings& settings, std::int64_t sequence) {
-  std::vector<int> everybody(static_cast<std::size_t>(settings.world_size));
-  std::iota(everybody.begin(), everybody.end(), 0);
-  const auto exchange =
-      groups::exchange_through_store(store, "nccl/pids/" + std::to_string(sequence), everybody, settings.rank,
-                                     SteadyClock::now() + settings.timeout);
+  const auto exchange = groups::exchange_through_store(store, "nccl/pids/" + std::to_string(sequence),
+                                                       groups::all_ranks(settings.world_size), settings.rank,
+                                                       SteadyClock::now() + settings.timeout);
   // A pid means something to who sees the same processes.
   const std::string here =
       groups::host_id(current_environment()) + " " + std::to_string(groups::pid_namespace_inode()) + " ";
@@ -143,42 +715,29 @@ class NcclGroup final : public ProcessGroup {
   }
 
   Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer, ReduceOp op) override {
-    MUSTER_TRY(auto made, make(PageOperation::kAllReduce, buffer.count, buffer.dtype));
-    MUSTER_TRY(made->reduce, kind_of(op, buffer.dtype));
-    made->send = made->receive = buffer.data;
+    MUSTER_TRY(auto made, make(groups::describe_all_reduce(buffer, op), buffer.data, buffer));
     return submit(std::move(made));
   }
 
   Result<void> broadcast(Buffer buffer, int root) override {
-    MUSTER_OK(checked(groups::describe_broadcast(buffer, root, settings_.world_size)));
-    MUSTER_TRY(auto made, make(PageOperation::kBroadcast, buffer.count, buffer.dtype));
-    made->send = made->receive = buffer.data;
-    made->root = root;
-    return run(std::move(made));
+    return run(make(groups::describe_broadcast(buffer, root, settings_.world_size), buffer.data, buffer));
   }
 
   Result<void> all_gather(ConstBuffer input, Buffer output) override {
-    MUSTER_OK(checked(groups::describe_all_gather(input, output, settings_.world_size)));
-    MUSTER_TRY(auto made, make(PageOperation::kAllGather, input.count, input.dtype));
-    made->send = input.data;
-    made->receive = output.data;
-    return run(std::move(made));
+    return run(make(groups::describe_all_gather(input, output, settings_.world_size), input.data,
+                    {output.data, input.count, input.dtype}));
   }
 
   Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) override {
-    MUSTER_OK(checked(groups::describe_reduce_scatter(input, output, op, settings_.world_size)));
-    MUSTER_TRY(auto made, make(PageOperation::kReduceScatter, output.count, output.dtype));
-    MUSTER_TRY(made->reduce, kind_of(op, input.dtype));
-    made->send = input.data;
-    made->receive = output.data;
-    return run(std::move(made));
+    return run(
+        make(groups::describe_reduce_scatter(input, output, op, settings_.world_size), input.data, output));
   }
 
   Result<void> barrier() override {
-    MUSTER_TRY(auto made, make(PageOperation::kBarrier, 1, DType::kInt32));
+    MUSTER_TRY(auto made, make(groups::OpDescriptor{}, barrier_word_, {barrier_word_, 1, DType::kInt32}));
     if (made->captured)
-      return checked(fail(ErrorCode::kInvalidArgument, "a barrier cannot be part of a captured step"));
-    made->send = made->receive = barrier_word_;
+      return fail(ErrorCode::kInvalidArgument,
+                  "rank " + std::to_string(settings_.rank) + ": a barrier cannot be part of a captured step");
     MUSTER_OK(hand_over(made));
     return thread_->wait_finished(*made);
   }
@@ -227,24 +786,26 @@ class NcclGroup final : public ProcessGroup {
     bool is_waited_ = false;
   };
 
-  Result<void> checked(const Result<groups::OpDescriptor>& arguments) const {
-    if (!arguments) return fail("rank " + std::to_string(settings_.rank), arguments.error());
-    return {};
-  }
-
-  Result<std::shared_ptr<Collective>> make(PageOperation operation, std::size_t count, DType dtype) {
+  /// `output`: with the number of elements as NCCL counts for this kind.
+  Result<std::shared_ptr<Collective>> make(const Result<groups::OpDescriptor>& checked, const void* input,
+                                           Buffer output) {
+    if (!checked) return fail("rank " + std::to_string(settings_.rank), checked.error());
     if (const auto failure = thread_->failure()) return fail(*failure);
     MUSTER_OK(device_->select());
     auto made = std::make_shared<Collective>();
-    made->operation = operation;
+    made->send = input;
+    made->receive = output.data;
+    made->operation = groups::page_operation(checked->kind);
     made->pool = events_;
-    made->count = count;
-    made->type = type_of(dtype);
+    made->count = output.count;
+    made->type = type_of(output.dtype);
+    made->reduce = kind_of(checked->reduce);
+    made->root = checked->root;
     made->sequence = ++sequence_;
-    made->size_bytes = operation == PageOperation::kBarrier ? 0 : count * size_of(dtype);
-    made->name = std::string(kPageOperations.at(static_cast<std::size_t>(operation))) + " #" +
-                 std::to_string(sequence_) + " of " + std::to_string(count) + " " +
-                 std::string(to_string(dtype));
+    made->size_bytes = checked->kind == groups::OpKind::kBarrier ? 0 : output.size_bytes();
+    made->name = std::string(kPageOperations.at(static_cast<std::size_t>(made->operation))) + " #" +
+                 std::to_string(sequence_) + " of " + std::to_string(output.count) + " " +
+                 std::string(to_string(output.dtype));
     MUSTER_TRY(made->captured, device_->is_capturing(stream_));
     return made;
   }
@@ -265,8 +826,9 @@ class NcclGroup final : public ProcessGroup {
     return std::make_unique<NcclWork>(thread_, device_, stream_, std::move(made));
   }
 
-  Result<void> run(std::shared_ptr<Collective> made) {
-    MUSTER_TRY(auto work, submit(std::move(made)));
+  Result<void> run(Result<std::shared_ptr<Collective>> made) {
+    if (!made) return fail(std::move(made).error());
+    MUSTER_TRY(auto work, submit(*std::move(made)));
     return work->wait();
   }
 
@@ -302,15 +864,6 @@ Result<std::unique_ptr<ProcessGroup>> make_group(Store& store, const GroupSettin
 
 }  // namespace nccl
 
-namespace {
-
-std::optional<std::string> library_of_environment() {
-  const char* library = std::getenv("MUSTER_NCCL_LIBRARY");
-  return library != nullptr && *library != '\0' ? std::optional<std::string>(library) : std::nullopt;
-}
-
-}  // namespace
-
 #ifndef MUSTER_HAS_CUDA
 Result<std::unique_ptr<nccl::NcclDevice>> nccl::make_cuda_device(int index) {
   return fail(ErrorCode::kUnsupported,
@@ -320,7 +873,7 @@ Result<std::unique_ptr<nccl::NcclDevice>> nccl::make_cuda_device(int index) {
 #endif
 
 Result<void> check_nccl_library() {
-  MUSTER_OK(nccl::NcclApi::load(library_of_environment()));
+  MUSTER_OK(nccl::NcclApi::load(nccl::library_of_environment()));
   return {};
 }
 
@@ -334,7 +887,7 @@ Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, in
   settings.timeout = timeout;
   settings.captured_timeout = std::max(settings.captured_timeout, timeout / 5);
   settings.name = name;
-  settings.library = library_of_environment();
+  settings.library = nccl::library_of_environment();
   const char* host_id = std::getenv("NCCL_HOSTID");
   settings.shares_gpu = host_id != nullptr && *host_id != '\0';
   return nccl::make_group(store, settings, std::move(gpu), stream);

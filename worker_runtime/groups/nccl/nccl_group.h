@@ -2,7 +2,7 @@
 // The process group of GPUs. Collectives are ordered by events: compute stream -> comm stream (inputs are
 // there), comm stream -> compute stream (outputs are there), so the host blocks only in barrier(), and for
 // the microseconds until a call is on its stream. All calls on the communicator are made by one thread
-// (nccl_comm_thread.h). Works inside a stream capture, where every rank must capture the same operations; a
+// (nccl_group.cc). Works inside a stream capture, where every rank must capture the same operations; a
 // graph that was captured with a group is destroyed before the group, whose end would wait for it.
 // Buffers of collectives that did not finish outlive the group: the error is reported before they are
 // stopped, and stopping waits until the graphs are destroyed. Results are the same on every rank; the order

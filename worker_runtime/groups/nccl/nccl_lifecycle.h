@@ -10,7 +10,7 @@
 #pragma once
 
 #include "rendezvous/base/clock.h"
-#include "worker_runtime/groups/nccl/nccl_abi.h"
+#include "worker_runtime/groups/nccl/nccl_api.h"
 
 namespace muster::nccl {
 

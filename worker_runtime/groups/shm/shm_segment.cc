@@ -164,14 +164,15 @@ Result<std::shared_ptr<ShmSegment>> make_dev_shm_segment(const SegmentRequest& r
 
 Result<std::shared_ptr<ShmSegment>> make_shared_segment(const SegmentRequest& request,
                                                         const TextExchange& exchange) {
+  const auto is_final = [](const auto& made) {
+    return made ||
+           (made.error().code != ErrorCode::kUnsupported && made.error().code != ErrorCode::kExhausted);
+  };
   // The memfd first: it never has a name, and no small /dev/shm of a container limits it.
   auto first = make_memfd_segment(request, exchange);
-  if (first || (first.error().code != ErrorCode::kUnsupported && first.error().code != ErrorCode::kExhausted))
-    return first;
+  if (is_final(first)) return first;
   auto second = make_dev_shm_segment(request, exchange);
-  if (second ||
-      (second.error().code != ErrorCode::kUnsupported && second.error().code != ErrorCode::kExhausted))
-    return second;
+  if (is_final(second)) return second;
   second.error().message = fmt::format("no shared memory between these processes: {}; and by /dev/shm: {}",
                                        first.error().message, second.error().message);
   return second;

@@ -12,7 +12,7 @@
 
 #include <muster/result.h>
 
-#include "worker_runtime/groups/base/text_exchange.h"
+#include "worker_runtime/groups/base/meeting.h"
 
 namespace muster::groups {
 

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/groups/tcp/tcp_connect.h"
-
 #include <algorithm>
 #include <arpa/inet.h>
 #include <array>
@@ -22,6 +20,7 @@
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/groups/base/collective.h"
+#include "worker_runtime/groups/tcp/tcp_group.h"
 #include "worker_runtime/groups/tcp/tcp_hello.h"
 
 namespace muster::groups {

@@ -117,37 +117,25 @@ void TcpMesh::end_payload(Link& link) {
 
 void TcpMesh::read_some(Link& link) {
   while (!link.receives.empty() && !link.failure) {
-    if (link.header_done == link.header.size()) {
-      std::byte* target = link.receives.front().data;
-      std::size_t size = link.receives.front().size;
-      if (!link.reason.empty()) {
-        target = reinterpret_cast<std::byte*>(link.reason.data());
-        size = link.reason.size();
-      }
-      if (link.payload_done == size) {
-        end_payload(link);
-        continue;
-      }
-      const ssize_t n = retry_eintr([&] {
-        return ::recv(link.socket.get(), target + link.payload_done, size - link.payload_done, MSG_DONTWAIT);
-      });
-      if (n <= 0) {
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-        return drop(link, ErrorCode::kPeerGone, "");
-      }
-      link.payload_done += static_cast<std::size_t>(n);
-    } else {
-      const ssize_t n = retry_eintr([&] {
-        return ::recv(link.socket.get(), link.header.data() + link.header_done,
-                      link.header.size() - link.header_done, MSG_DONTWAIT);
-      });
-      if (n <= 0) {
-        if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-        return drop(link, ErrorCode::kPeerGone, "");
-      }
-      link.header_done += static_cast<std::size_t>(n);
-      if (link.header_done == link.header.size()) begin_payload(link);
+    const bool in_header = link.header_done < link.header.size();
+    std::span<std::byte> target(link.receives.front().data, link.receives.front().size);
+    if (in_header)
+      target = link.header;
+    else if (!link.reason.empty())
+      target = std::as_writable_bytes(std::span(link.reason));
+    std::size_t& done = in_header ? link.header_done : link.payload_done;
+    if (done == target.size()) {
+      end_payload(link);
+      continue;
     }
+    const ssize_t n = retry_eintr(
+        [&] { return ::recv(link.socket.get(), target.data() + done, target.size() - done, MSG_DONTWAIT); });
+    if (n <= 0) {
+      if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+      return drop(link, ErrorCode::kPeerGone, "");
+    }
+    done += static_cast<std::size_t>(n);
+    if (in_header && done == target.size()) begin_payload(link);
   }
 }
 
@@ -171,10 +159,10 @@ Result<void> TcpMesh::run(Instant deadline) {
           {link.socket.get(), static_cast<short>((to_send ? POLLOUT : 0) | (to_receive ? POLLIN : 0)), 0});
       polled.push_back(&link);
     }
-    if (polled.empty()) return outcome(deadline);
+    if (polled.empty()) return outcome();
     if (failed) deadline = std::min(deadline, SteadyClock::now() + kGrace);
     const Millis left = time_left(deadline, SteadyClock::now());
-    if (left.count() == 0) return outcome(deadline);
+    if (left.count() == 0) return outcome();
     const int timeout = static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX));
     if (::poll(entries.data(), entries.size(), timeout) < 0 && errno != EINTR)
       return fail(errno_error("poll", errno));
@@ -188,7 +176,7 @@ Result<void> TcpMesh::run(Instant deadline) {
   }
 }
 
-Result<void> TcpMesh::outcome(Instant /*deadline*/) const {
+Result<void> TcpMesh::outcome() const {
   std::vector<int> gone;
   std::vector<int> silent;
   for (const Link& link : links_) {

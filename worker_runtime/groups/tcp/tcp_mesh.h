@@ -87,7 +87,7 @@ class TcpMesh {
   void begin_payload(Link& link);
   void end_payload(Link& link);
   void drop(Link& link, ErrorCode code, std::string why);
-  [[nodiscard]] Result<void> outcome(Instant deadline) const;
+  [[nodiscard]] Result<void> outcome() const;
 
   std::vector<Link> links_;
   std::mutex sending_;                 // fail_peers() may come from another thread
