@@ -63,25 +63,21 @@ class Conv2d final : public Operation {
     return PreparedConv2d::make(device, shape);
   }
   void forward(const Frame& f) const override {
-    auto* const zeros = reinterpret_cast<float*>(f.workspace);
-    const bool absent = !options_.bias && f.stream != nullptr;
-    if (!options_.bias && !absent) f.device->zero(zeros, bias_bytes());
-    convolution(f).forward(f.x[0].f32(), f.params[0],
-                           options_.bias ? f.params[1]
-                           : absent      ? nullptr
-                                         : zeros,
-                           f.y.f32(), f.workspace + workspace_bytes(0));
+    if (!options_.bias && of_bias(f, f.params) != nullptr) f.device->zero(of_bias(f, f.params), bias_bytes());
+    convolution(f).forward(f.x[0].f32(), f.params[0], of_bias(f, f.params), f.y.f32(),
+                           f.workspace + workspace_bytes(0));
   }
   void backward(const Frame& f) const override {
     convolution(f).backward(f.x[0].f32(), f.params[0], f.dy.f32(), f.dx[0].f32(), f.grads[0],
-                            options_.bias         ? f.grads[1]
-                            : f.stream != nullptr ? nullptr
-                                                  : reinterpret_cast<float*>(f.workspace),
-                            f.workspace + workspace_bytes(0));
+                            of_bias(f, f.grads), f.workspace + workspace_bytes(0));
   }
 
  private:
   static PreparedConv2d& convolution(const Frame& f) { return static_cast<PreparedConv2d&>(*f.prepared); }
+  float* of_bias(const Frame& f, const std::vector<float*>& list) const {
+    if (options_.bias) return list[1];
+    return f.stream == nullptr ? reinterpret_cast<float*>(f.workspace) : nullptr;
+  }
   std::size_t bias_bytes() const { return static_cast<std::size_t>(shape_.out_channels) * sizeof(float); }
 
   Conv2dOptions options_;

@@ -61,7 +61,8 @@ struct BlasLinear final : PreparedLinear {
   }
   void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
                 bool relu, void* workspace) override {
-    if (relu) device->report_cuda(relu_mask(shape, y, dy, stream()), "linear backward (mask)");
+    const std::int64_t count = std::int64_t{shape.batch} * shape.out_features;
+    if (relu) device->report_cuda(relu_backward(y, dy, dy, count, stream()), "linear backward (mask)");
     report(weights->run(x, dy, dw, db, workspace, stream()));
     if (!sums_bias) device->report_cuda(bias_gradient(shape, dy, db, stream()), "linear backward (bias)");
     if (dx != nullptr) report(data->run(w, dy, dx, nullptr, workspace, stream()));

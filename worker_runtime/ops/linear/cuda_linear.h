@@ -17,8 +17,8 @@ inline constexpr int kSmallBatch = 64;
 /// With `relu` and a large batch dy is masked in place.
 [[nodiscard]] int linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y,
                                   float* dy, float* dx, float* dw, float* db, bool relu, void* stream);
-/// dy = 0 where the layer's output was not positive; a NaN lets the gradient pass, as in PyTorch.
-[[nodiscard]] int relu_mask(const LinearShape& shape, const float* y, float* dy, void* stream);
+/// dx = dy, or 0 where y is not positive; a NaN lets the gradient pass, as in PyTorch. dx may be dy. relu.cu
+[[nodiscard]] int relu_backward(const float* y, const float* dy, float* dx, std::int64_t count, void* stream);
 /// db = the sum of dy over the batch.
 [[nodiscard]] int bias_gradient(const LinearShape& shape, const float* dy, float* db, void* stream);
 

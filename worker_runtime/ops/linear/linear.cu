@@ -97,52 +97,30 @@ __global__ void __launch_bounds__(kBlock) backward_kernel(Backward work) {
     work.weights();
 }
 
-/// rows x depth, and columns x depth in memory; out = rows x columns.
-struct Forward {
-  static constexpr bool kLeftAlongDepth = true, kRightAlongDepth = true, kStoreAlongRows = false;
-  struct Row {
-    const float* sample;
-  };
-  const float *x, *w, *b;
-  float* y;
-  bool relu;
-  int rows, columns, layers, depth;
-
-  __device__ int begin(int /*z*/) const { return 0; }
-  __device__ int end(int /*z*/) const { return depth; }
-  __device__ Row row(int m, int /*z*/) const { return {x + m * depth}; }
-  __device__ float left(const Row& at, int k) const { return at.sample[k]; }
-  __device__ float right(int k, int n, int /*z*/) const { return w[n * depth + k]; }
-  __device__ void store(int m, int n, int /*z*/, float sum) const {
-    sum += b[n];
-    y[m * columns + n] = relu && sum < 0.0F ? 0.0F : sum;
-  }
-};
-
-/// dx = dy w, and with kWeights dw = dy^T x.
-template <bool kWeights>
-struct Gradient {
-  static constexpr bool kLeftAlongDepth = !kWeights, kRightAlongDepth = false, kStoreAlongRows = false;
+/// to = left right, + bias, max(., 0). In memory left is (rows, depth) or else its transpose, right (columns,
+/// depth) or else its transpose.
+template <bool kLeft, bool kRight>
+struct Product {
+  static constexpr bool kLeftAlongDepth = kLeft, kRightAlongDepth = kRight, kStoreAlongRows = false;
   struct Row {
     const float* first;
   };
-  const float *dy, *other;
+  const float *a, *b, *bias;
   float* to;
-  int rows, columns, layers, depth;
+  int rows, columns, depth;
+  bool relu = false;
+  int layers = 1;
 
   __device__ int begin(int /*z*/) const { return 0; }
   __device__ int end(int /*z*/) const { return depth; }
-  __device__ Row row(int m, int /*z*/) const { return {dy + m * (kWeights ? 1 : depth)}; }
-  __device__ float left(const Row& at, int k) const { return at.first[k * (kWeights ? rows : 1)]; }
-  __device__ float right(int k, int n, int /*z*/) const { return other[k * columns + n]; }
-  __device__ void store(int m, int n, int /*z*/, float sum) const { to[m * columns + n] = sum; }
-};
-
-struct ReluMask {
-  const float* y;
-  float* dy;
-  __device__ void operator()(std::int64_t i) const {
-    if (y[i] <= 0.0F) dy[i] = 0.0F;
+  __device__ Row row(int m, int /*z*/) const { return {a + m * (kLeft ? depth : 1)}; }
+  __device__ float left(const Row& at, int k) const { return at.first[k * (kLeft ? 1 : rows)]; }
+  __device__ float right(int k, int n, int /*z*/) const {
+    return b[kRight ? n * depth + k : k * columns + n];
+  }
+  __device__ void store(int m, int n, int /*z*/, float sum) const {
+    if (bias != nullptr) sum += bias[n];
+    to[m * columns + n] = relu && sum < 0.0F ? 0.0F : sum;
   }
 };
 
@@ -162,7 +140,8 @@ struct BiasGradient {
 int linear_forward(const LinearShape& s, const float* x, const float* w, const float* b, float* y, bool relu,
                    void* stream) {
   if (s.batch > kSmallBatch)
-    return tile_product(Forward{x, w, b, y, relu, s.batch, s.out_features, 1, s.in_features}, stream);
+    return tile_product(Product<true, true>{x, w, b, y, s.batch, s.out_features, s.in_features, relu},
+                        stream);
   const dim3 blocks{blocks_for(s.out_features, kForwardWarps), blocks_for(s.batch, kRowTile), 1};
   return launch<forward_kernel>(blocks, kForwardWarps * kWarp, stream, s, x, w, b, y, relu);
 }
@@ -177,17 +156,14 @@ int linear_backward(const LinearShape& s, const float* x, const float* w, const 
     return launch<backward_kernel>(dim3{static_cast<unsigned>(work.data_blocks) + weights, 1, 1}, kBlock,
                                    stream, work);
   }
-  int error = relu ? relu_mask(s, y, dy, stream) : cudaSuccess;
+  const int in = s.in_features, out = s.out_features;
+  int error = relu ? relu_backward(y, dy, dy, std::int64_t{s.batch} * out, stream) : cudaSuccess;
   if (error == cudaSuccess) error = bias_gradient(s, dy, db, stream);
   if (error == cudaSuccess)
-    error = tile_product(Gradient<true>{dy, x, dw, s.out_features, s.in_features, 1, s.batch}, stream);
+    error = tile_product(Product<false, false>{dy, x, nullptr, dw, out, in, s.batch}, stream);
   if (error == cudaSuccess && dx != nullptr)
-    error = tile_product(Gradient<false>{dy, w, dx, s.batch, s.in_features, 1, s.out_features}, stream);
+    error = tile_product(Product<true, false>{dy, w, nullptr, dx, s.batch, in, out}, stream);
   return error;
-}
-
-int relu_mask(const LinearShape& s, const float* y, float* dy, void* stream) {
-  return for_each_element(std::int64_t{s.batch} * s.out_features, stream, ReluMask{y, dy});
 }
 
 int bias_gradient(const LinearShape& s, const float* dy, float* db, void* stream) {
