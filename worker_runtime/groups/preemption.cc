@@ -234,8 +234,8 @@ class StoppedByStore final : public Preemption {
   }
 
   std::vector<std::string> answer_keys() const {
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < world_size_; ++rank) keys.push_back(answer_key(rank));
+    std::vector<std::string> keys(static_cast<std::size_t>(world_size_));
+    for (int rank = 0; rank < world_size_; ++rank) keys[static_cast<std::size_t>(rank)] = answer_key(rank);
     return keys;
   }
 

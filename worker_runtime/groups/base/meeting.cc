@@ -102,8 +102,8 @@ Result<std::string> meet(Store& store, int rank, int world_size, Instant deadlin
   }
   if (name.error().code != ErrorCode::kTimeout) return name;
   const std::vector<int> everybody = all_ranks(world_size);
-  std::vector<std::string> slots;
-  for (const int other : everybody) slots.push_back(slot(other, 0));
+  std::vector<std::string> slots(everybody.size());
+  for (const int other : everybody) slots[static_cast<std::size_t>(other)] = slot(other, 0);
   const auto missing = ranks_without_key(store, everybody, slots);
   if (!missing.empty()) return missing_ranks(missing, world_size);
   return fail(ErrorCode::kTimeout,
