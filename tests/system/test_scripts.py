@@ -148,6 +148,7 @@ def test_a_pattern_finds_its_programs_without_a_build():
     programs, files = selection.find("unit/unit_store:")
     assert programs == ["unit_store"] and files == []
     assert selection.find("test_in_ci_a_failed_test")[1] == ["tests/system/test_scripts.py"]
+    assert selection.find("process/emulated_gpu_ops:")[0] == ["emulated_gpu_ops"]
     assert selection.find("no test has this name") == ([], [])
 
 
