@@ -4,6 +4,7 @@
 #include <muster/compute.h>
 
 #include "worker_runtime/device/cpu/cpu_device.h"
+#include "worker_runtime/device/tracer.h"
 #ifdef MUSTER_HAS_CUDA
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
@@ -27,6 +28,19 @@ Result<void> Device::claim(std::size_t size_bytes) {
       fmt::format("allocate {} bytes on {}: {} of the {} bytes that a memory fraction of {} allows are "
                   "in use; use a smaller batch or model, or a larger fraction",
                   size_bytes, name(), claimed_bytes_, *cap_bytes_, options_.memory_fraction));
+}
+
+void TraceRange::start(Device& device, std::string_view name, std::string_view category) {
+  device_ = &device;
+  name_ = name;
+  category_ = category;
+  device.push_range(std::string(name).c_str());
+  begin_ = std::chrono::steady_clock::now();
+}
+
+void TraceRange::finish() {
+  tracer_->events.push_back({std::string(name_), category_, begin_, std::chrono::steady_clock::now()});
+  device_->pop_range();
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {
