@@ -46,10 +46,12 @@ struct TrainingState {
 };
 
 struct CheckpointOptions {
-  std::string model;  ///< "resnet50": what state.json calls it; a checkpoint of another name is refused
+  std::string model = {};  ///< "resnet50": what state.json calls it; a checkpoint of another name is refused
   /// The last so many are kept, and the best one. Removed are, after LATEST was replaced, directories of
   /// lower steps than the one just written; of higher ones none.
   int keep = 3;
+  /// For a directory that is only restored from: nothing is made or removed there, and save() is an error.
+  bool read_only = false;
 };
 
 /// Writes and reads the checkpoints of one directory. Every rank has one and makes the same calls, from the
