@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <muster/checkpoint.h>
-
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <muster/checkpoint.h>
 #include <muster/safe_point.h>
 
 #include "worker_runtime/checkpoint/arena_tensors.h"
@@ -31,8 +30,7 @@ struct Loaded {
 
 Result<void> check_count(const char* file, std::size_t tensors, std::size_t expected) {
   if (tensors == expected) return {};
-  return fail(ErrorCode::kMismatch,
-              fmt::format("its {} has {} tensors, not {}", file, tensors, expected));
+  return fail(ErrorCode::kMismatch, fmt::format("its {} has {} tensors, not {}", file, tensors, expected));
 }
 
 class DirectoryManager final : public CheckpointManager {
@@ -93,7 +91,8 @@ class DirectoryManager final : public CheckpointManager {
     HostCollectives host(*group_, model_->compute());
     MUSTER_OK(host.broadcast({&size, 1, DType::kInt64}, 0));
     if (!found) return fail(std::move(found).error());
-    if (size < 0) return fail(ErrorCode::kFailed, "checkpoints " + directory_ + ": rank 0 could not load one");
+    if (size < 0)
+      return fail(ErrorCode::kFailed, "checkpoints " + directory_ + ": rank 0 could not load one");
     is_mine_ = true;
     if (size == 0) return std::nullopt;
     json.resize(static_cast<std::size_t>(size));
@@ -222,8 +221,8 @@ class DirectoryManager final : public CheckpointManager {
         std::fprintf(stderr, "muster: %s; the run goes on from %s\n", first->message.c_str(),
                      step_name(step).c_str());
       if (loaded) return *std::move(loaded);
-      auto error = fail(fmt::format("checkpoint {} of {}", step_name(step), directory_),
-                        std::move(loaded).error());
+      auto error =
+          fail(fmt::format("checkpoint {} of {}", step_name(step), directory_), std::move(loaded).error());
       // Of another model: so are the others, most likely, and what is in them is no damage.
       if (error.value().code == ErrorCode::kMismatch) return error;
       if (!first) first = std::move(error).value();
@@ -270,7 +269,8 @@ Result<std::unique_ptr<CheckpointManager>> CheckpointManager::create(const std::
                                                                      ProcessGroup& group,
                                                                      const CheckpointOptions& options) {
   if (options.keep < 1)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("keep {} checkpoints: it is at least 1", options.keep));
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("keep {} checkpoints: it is at least 1", options.keep));
   auto made = std::make_unique<DirectoryManager>(directory, model, optimizer, group, options);
   MUSTER_OK(made->start());
   return made;

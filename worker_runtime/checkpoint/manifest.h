@@ -9,15 +9,10 @@
 #include <string_view>
 
 #include <muster/checkpoint.h>
-#include <muster/nn.h>
+
+#include "worker_runtime/core/atomic_file.h"
 
 namespace muster {
-
-struct FileSum {
-  std::uint64_t size_bytes = 0;
-  std::uint32_t crc32c = 0;
-  friend bool operator==(const FileSum&, const FileSum&) = default;
-};
 
 struct Manifest {
   std::string model, optimizer;  // their names

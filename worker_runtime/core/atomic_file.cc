@@ -8,9 +8,12 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "worker_runtime/core/crc32c.h"
 
 namespace muster {
 namespace {
+
+constexpr std::size_t kBlockBytes = std::size_t{8} << 20;
 
 std::string directory_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
@@ -18,71 +21,53 @@ std::string directory_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-/// The new file while it is being written: unnamed, or named path.tmp-<pid>. Removed unless it was renamed.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& path) : name_(path + ".tmp-" + std::to_string(::getpid())) {}
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    if (named_) ::unlink(name_.c_str());
-  }
-
-  Result<void> create(const std::string& directory) {
-    fd_.reset(retry_eintr([&] { return ::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666); }));
-    if (fd_) return {};
-    // EOPNOTSUPP and EISDIR: a file system or kernel without unnamed files. Other errors come again below.
-    ::unlink(name_.c_str());
-    fd_.reset(
-        retry_eintr([&] { return ::open(name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
-    if (!fd_) return fail(errno_error("create " + name_, errno));
-    named_ = true;
-    return {};
-  }
-  [[nodiscard]] int fd() const { return fd_.get(); }
-
-  Result<void> rename_to(const std::string& path) {
-    if (!named_) {
-      // A name left by a process of the same id that was killed in this very place.
-      ::unlink(name_.c_str());
-      const std::string self = "/proc/self/fd/" + std::to_string(fd_.get());
-      if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name_.c_str(), AT_SYMLINK_FOLLOW) != 0)
-        return fail(errno_error("link " + name_, errno));
-      named_ = true;
-    }
-    if (::rename(name_.c_str(), path.c_str()) != 0)
-      return fail(errno_error("rename " + name_ + " to " + path, errno));
-    named_ = false;
-    return {};
-  }
-
- private:
-  std::string name_;
-  UniqueFd fd_;
-  bool named_ = false;
-};
+Result<void> sync(const UniqueFd& file, const std::string& path) {
+  if (retry_eintr([&] { return ::fsync(file.get()); }) != 0) return fail(errno_error("fsync " + path, errno));
+  return {};
+}
 
 }  // namespace
 
-Result<void> write_file_atomically(const std::string& path, std::span<const std::string_view> pieces) {
-  const std::string directory = directory_of(path);
-  TemporaryFile file(path);
-  MUSTER_OK(file.create(directory));
-  for (const std::string_view piece : pieces)
-    if (auto written = write_all(file.fd(), piece); !written)
-      return fail("write " + path, std::move(written).error());
-  if (retry_eintr([&] { return ::fsync(file.fd()); }) != 0) return fail(errno_error("fsync " + path, errno));
-  MUSTER_OK(file.rename_to(path));
-  return sync_directory(directory);
+Result<FileSum> write_new_file(const std::string& path, std::span<const std::string_view> pieces) {
+  const UniqueFd file(
+      retry_eintr([&] { return ::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
+  if (!file) return fail(errno_error("create " + path, errno));
+  FileSum sum;
+  for (std::string_view rest : pieces)
+    while (!rest.empty()) {
+      const std::string_view block = rest.substr(0, kBlockBytes);
+      rest.remove_prefix(block.size());
+      sum.crc32c = crc32c(block, sum.crc32c);
+      if (auto written = write_all(file.get(), block); !written)
+        return fail("write " + path, std::move(written).error());
+      // The disk begins now; what it cannot do fsync will say.
+      (void)::sync_file_range(file.get(), static_cast<off64_t>(sum.size_bytes),
+                              static_cast<off64_t>(block.size()), SYNC_FILE_RANGE_WRITE);
+      sum.size_bytes += block.size();
+    }
+  MUSTER_OK(sync(file, path));
+  return sum;
 }
 
 Result<void> sync_directory(const std::string& directory) {
-  const UniqueFd dir(
+  const UniqueFd file(
       retry_eintr([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (!dir) return fail(errno_error("open " + directory, errno));
-  if (retry_eintr([&] { return ::fsync(dir.get()); }) != 0)
-    return fail(errno_error("fsync " + directory, errno));
-  return {};
+  if (!file) return fail(errno_error("open " + directory, errno));
+  return sync(file, directory);
+}
+
+Result<void> write_file_atomically(const std::string& path, std::span<const std::string_view> pieces) {
+  const std::string made = path + ".tmp-" + std::to_string(::getpid());
+  ::unlink(made.c_str());  // of a process of the same number
+  Result<void> done;
+  if (auto written = write_new_file(made, pieces); !written) done = fail(std::move(written).error());
+  if (done && ::rename(made.c_str(), path.c_str()) != 0)
+    done = fail(errno_error("rename " + made + " to " + path, errno));
+  if (!done) {
+    ::unlink(made.c_str());
+    return done;
+  }
+  return sync_directory(directory_of(path));
 }
 
 }  // namespace muster

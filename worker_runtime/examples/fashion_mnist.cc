@@ -201,17 +201,15 @@ muster::Result<void> TrainingRun::resume() {
   }
   MUSTER_TRY(const auto restored, (own ? checkpoints_ : others)->restore());
   if (!restored && own) return {};  // the first start of a job that the launcher may start again
-  if (!restored)
-    return muster::fail(muster::ErrorCode::kNotFound, "no checkpoint in " + options_.resume);
+  if (!restored) return muster::fail(muster::ErrorCode::kNotFound, "no checkpoint in " + options_.resume);
   const muster::TrainingState& saved = *restored;
   if (options_.seed_given && saved.seed != options_.seed)
     return muster::fail(muster::ErrorCode::kInvalidArgument,
                         "checkpoint " + options_.resume + " was trained with --seed " +
                             std::to_string(saved.seed) + ", not " + std::to_string(options_.seed) +
                             "; leave --seed out or give the same");
-  if (context_.rank == 0 &&
-      ((saved.world_size != context_.world_size && options_.logical_shards == 0) ||
-       saved.batch_size != options_.batch_size))
+  if (context_.rank == 0 && ((saved.world_size != context_.world_size && options_.logical_shards == 0) ||
+                             saved.batch_size != options_.batch_size))
     std::fprintf(
         stderr,
         "fashion_mnist: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "

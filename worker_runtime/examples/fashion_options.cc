@@ -60,8 +60,9 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
                  "directory for what rank 0 saves after each epoch, and where SIGTERM stops the run");
   app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints within an epoch")
       ->check(CLI::Range(0, kMax));
-  app.add_option("--resume", o.resume,
-                 "directory to continue from; the one of --checkpoint may be empty yet, as an elastic job's is");
+  app.add_option(
+      "--resume", o.resume,
+      "directory to continue from; the one of --checkpoint may be empty yet, as an elastic job's is");
   app.add_option("--log-every", o.log_every, "steps over which the printed training loss is averaged")
       ->check(CLI::Range(1, kMax));
   try {
