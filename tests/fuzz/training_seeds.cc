@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
   }
   Manifest manifest{.model = "garment", .optimizer = "SGD"};
   manifest.files["model.safetensors"] = {1000, 0xE3069283};
-  good = good && write(std::string(argv[4]) + "/state", to_json(manifest)) &&
+  good = good && write(std::string(argv[4]) + "/state", to_text(manifest)) &&
          write(std::string(argv[4]) + "/name", step_name(1234));
   if (!good)
     std::fprintf(stderr, "training_seeds: cannot write to %s, %s, %s or %s\n", argv[1], argv[2], argv[3],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Manifest: state.json of a checkpoint, as a value: where the run stands, and size and CRC-32C of the files
-// beside it. Its own CRC-32C is over the text without it. Pure; the text is treated as hostile.
+// beside it, and of its own text. Pure; the text is treated as hostile.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ struct Manifest {
 };
 
 /// The names are UTF-8, the numbers finite.
-[[nodiscard]] std::string to_json(const Manifest& manifest);
+[[nodiscard]] std::string to_text(const Manifest& manifest);
 
-/// kCorrupt, in one line: no such object, a number out of range, or another CRC-32C.
-[[nodiscard]] Result<Manifest> parse_manifest(std::string_view json);
+/// kCorrupt, in one line: not a byte else than to_text() writes, no number out of range.
+[[nodiscard]] Result<Manifest> parse_manifest(std::string_view text);
 
 }  // namespace muster

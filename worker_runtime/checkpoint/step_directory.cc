@@ -61,12 +61,12 @@ Result<void> write_made(const std::string& made, Manifest& manifest, const StepF
   MUSTER_OK(remove_tree(made));  // of a process of the same number
   if (::mkdir(made.c_str(), 0777) != 0) return fail(errno_error("make " + made, errno));
   manifest.files.clear();
-  for (const auto& [name, pieces] : files) {
-    MUSTER_TRY(manifest.files[name], write_new_file(fmt::format("{}/{}", made, name), pieces));
+  for (const auto& [name, bytes] : files) {
+    MUSTER_TRY(manifest.files[name], write_new_file(fmt::format("{}/{}", made, name), {&bytes, 1}));
   }
-  const std::string text = to_json(manifest);
-  const std::string_view piece = text;
-  MUSTER_OK(write_new_file(fmt::format("{}/{}", made, kManifestFile), {&piece, 1}));
+  const std::string text = to_text(manifest);
+  const std::string_view bytes = text;
+  MUSTER_OK(write_new_file(fmt::format("{}/{}", made, kManifestFile), {&bytes, 1}));
   return sync_directory(made);
 }
 
@@ -101,7 +101,7 @@ std::optional<std::int64_t> step_of(std::string_view name) {
 
 Result<void> prepare_checkpoints(const std::string& root) {
   if (::mkdir(root.c_str(), 0777) == 0)
-    MUSTER_OK(sync_directory(fs::absolute(root).parent_path().string()));
+    MUSTER_OK(sync_directory(fs::absolute(root).parent_path()));
   else if (errno != EEXIST)
     return fail(errno_error("make the directory " + root, errno));
   std::error_code error;

@@ -230,13 +230,9 @@ muster::Result<Summary> TrainingRun::run() {
              context_.world_size == 1 ? "" : "s", std::string(context_.group->backend()).c_str(),
              muster::describe(compute_).c_str(), options_.batch_size, static_cast<double>(options_.lr),
              static_cast<double>(options_.momentum), static_cast<unsigned long long>(state_.seed)));
-  if (state_.epoch_samples > 0)
-    progress.say(format("resumed %s within epoch %lld, after %lld samples", options_.resume.c_str(),
-                        static_cast<long long>(state_.epoch) + 1,
-                        static_cast<long long>(state_.epoch_samples)));
-  else if (state_.epoch > 0)
-    progress.say(
-        format("resumed %s after epoch %lld", options_.resume.c_str(), static_cast<long long>(state_.epoch)));
+  if (state_.step > 0)
+    progress.say(format("resumed %s in epoch %lld after step %lld", options_.resume.c_str(),
+                        static_cast<long long>(state_.epoch) + 1, static_cast<long long>(state_.step)));
   while (state_.epoch < options_.epochs) {
     MUSTER_OK(train_epoch(progress, summary));
     if (state_.epoch_samples > 0) {
