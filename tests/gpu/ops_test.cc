@@ -200,8 +200,9 @@ TEST_CASE("a checkpoint that is written on a GPU is restored there and on the CP
     const auto state = restored.manager->restore();
     REQUIRE_OK(state);
     REQUIRE((*state)->step == 1);
-    REQUIRE(restored.model->read_params() == params);
-    REQUIRE(restored.model->read_buffers() == saved.model->read_buffers());
-    REQUIRE(restored.adamw->read_state() == optimizer);
+    // In parentheses: Catch2 would print them.
+    REQUIRE((restored.model->read_params() == params));
+    REQUIRE((restored.model->read_buffers() == saved.model->read_buffers()));
+    REQUIRE((restored.adamw->read_state() == optimizer));
   }
 }
