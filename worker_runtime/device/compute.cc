@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+#include <cstring>
+
 #include <fmt/format.h>
 
 #include <muster/compute.h>
@@ -47,6 +50,15 @@ void TraceRange::finish() {
 #ifdef NVTX_VERSION
   nvtxRangePop();
 #endif
+}
+
+Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
+  constexpr std::size_t kPage = 4096;
+  const std::shared_ptr<void> memory(std::aligned_alloc(kPage, (size_bytes / kPage + 1) * kPage), &std::free);
+  if (memory == nullptr)
+    return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
+  std::memset(memory.get(), 0, size_bytes);
+  return memory;
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {

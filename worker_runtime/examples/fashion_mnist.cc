@@ -15,7 +15,6 @@
 #include <muster/init.h>
 #include <muster/nn.h>
 #include <muster/preemption.h>
-#include <muster/safe_point.h>
 #include <muster/sampler.h>
 #include <muster/trainer.h>
 
@@ -90,6 +89,7 @@ class TrainingRun {
   [[nodiscard]] muster::Result<void> gather();
   [[nodiscard]] muster::Result<void> resume();
   [[nodiscard]] muster::Result<void> train_epoch(Progress& progress, Summary& summary);
+  [[nodiscard]] muster::Result<void> save(bool is_best);
   [[nodiscard]] muster::Result<void> save_for_later(Summary& summary);
 
   Options options_;
@@ -104,6 +104,7 @@ class TrainingRun {
   std::unique_ptr<muster::Optimizer> optimizer_;
   std::unique_ptr<muster::Trainer> trainer_;
   std::unique_ptr<muster::Preemption> preemption_;
+  std::unique_ptr<muster::CheckpointManager> checkpoints_;  // nullptr: none are written
   muster::TrainingState state_;
 };
 
@@ -153,9 +154,7 @@ muster::Result<void> TrainingRun::join() {
 
 muster::Result<void> TrainingRun::gather() {
   MUSTER_OK(join());
-  // Only the rank that writes it need be able to.
-  if (context_.rank == 0 && !options_.checkpoint.empty())
-    MUSTER_OK(muster::check_checkpoint_path(options_.checkpoint));
+  if (options_.scale_lr) options_.lr *= static_cast<float>(context_.world_size);
   const muster::nn::ModelOptions model{.autocast = options_.amp};
   model_ = std::make_unique<muster::nn::Model>(options_.model == "mlp" ? muster::nn::mlp(model)
                                                : options_.model == "lenet5"
@@ -178,32 +177,46 @@ muster::Result<void> TrainingRun::gather() {
   trainer.loss = std::make_shared<const muster::CrossEntropy>(options_.label_smoothing);
   MUSTER_TRY(trainer_, muster::Trainer::create(*ddp_, *optimizer_, train_, trainer));
   MUSTER_TRY(preemption_, muster::Preemption::create(context_));
-  state_.model = options_.model;
   state_.seed = options_.seed;
   state_.world_size = context_.world_size;
   state_.batch_size = options_.batch_size;
-  return {};
+  if (options_.checkpoint.empty()) return {};
+  MUSTER_TRY(checkpoints_, muster::CheckpointManager::create(options_.checkpoint, *model_, *optimizer_,
+                                                             *context_.group, {.model = options_.model}));
+  if (context_.rank != 0 || options_.resume == options_.checkpoint) return {};
+  MUSTER_TRY(const auto others, checkpoints_->latest());
+  if (!others) return {};
+  return muster::fail(muster::ErrorCode::kInvalidArgument,
+                      *others + " is there: another run's; continue it with --resume=" + options_.checkpoint +
+                          ", or give another --checkpoint");
 }
 
 muster::Result<void> TrainingRun::resume() {
-  MUSTER_TRY(
-      const muster::TrainingState saved,
-      muster::restore_checkpoint(options_.resume, options_.model, *model_, *optimizer_, *context_.group));
+  const bool own = options_.resume == options_.checkpoint;
+  std::unique_ptr<muster::CheckpointManager> others;
+  if (!own) {
+    MUSTER_TRY(others,
+               muster::CheckpointManager::create(options_.resume, *model_, *optimizer_, *context_.group,
+                                                 {.model = options_.model, .read_only = true}));
+  }
+  MUSTER_TRY(const auto restored, (own ? checkpoints_ : others)->restore());
+  if (!restored && own) return {};  // the first start of a job that the launcher may start again
+  if (!restored) return muster::fail(muster::ErrorCode::kNotFound, "no checkpoint in " + options_.resume);
+  const muster::TrainingState& saved = *restored;
   if (options_.seed_given && saved.seed != options_.seed)
     return muster::fail(muster::ErrorCode::kInvalidArgument,
                         "checkpoint " + options_.resume + " was trained with --seed " +
                             std::to_string(saved.seed) + ", not " + std::to_string(options_.seed) +
                             "; leave --seed out or give the same");
-  if (context_.rank == 0 &&
-      (saved.world_size != context_.world_size || saved.batch_size != options_.batch_size))
+  if (context_.rank == 0 && ((saved.world_size != context_.world_size && options_.logical_shards == 0) ||
+                             saved.batch_size != options_.batch_size))
     std::fprintf(
         stderr,
         "fashion_mnist: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "
         "continues, but not as the uninterrupted run would\n",
         saved.world_size, saved.batch_size, context_.world_size, options_.batch_size);
   state_ = saved;
-  state_.world_size = context_.world_size;
-  state_.batch_size = options_.batch_size;
+  state_.continue_with(context_.world_size, options_.batch_size);
   return {};
 }
 
@@ -217,13 +230,9 @@ muster::Result<Summary> TrainingRun::run() {
              context_.world_size == 1 ? "" : "s", std::string(context_.group->backend()).c_str(),
              muster::describe(compute_).c_str(), options_.batch_size, static_cast<double>(options_.lr),
              static_cast<double>(options_.momentum), static_cast<unsigned long long>(state_.seed)));
-  if (state_.epoch_samples > 0)
-    progress.say(format("resumed %s within epoch %lld, after %lld samples", options_.resume.c_str(),
-                        static_cast<long long>(state_.epoch) + 1,
-                        static_cast<long long>(state_.epoch_samples)));
-  else if (state_.epoch > 0)
-    progress.say(
-        format("resumed %s after epoch %lld", options_.resume.c_str(), static_cast<long long>(state_.epoch)));
+  if (state_.step > 0)
+    progress.say(format("resumed %s in epoch %lld after step %lld", options_.resume.c_str(),
+                        static_cast<long long>(state_.epoch) + 1, static_cast<long long>(state_.step)));
   while (state_.epoch < options_.epochs) {
     MUSTER_OK(train_epoch(progress, summary));
     if (state_.epoch_samples > 0) {
@@ -232,37 +241,38 @@ muster::Result<Summary> TrainingRun::run() {
     }
     ++state_.epoch;
     MUSTER_TRY(summary.test, trainer_->evaluate(test_));
-    if (summary.test.accuracy() > state_.best_accuracy) {
-      state_.best_accuracy = summary.test.accuracy();
+    const bool is_best = summary.test.accuracy() > state_.best_metric;
+    if (is_best) {
+      state_.best_metric = summary.test.accuracy();
       state_.best_epoch = state_.epoch;
     }
     progress.say(format("epoch %lld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%",
                         static_cast<long long>(state_.epoch), options_.epochs, summary.epoch_loss,
                         summary.test.loss(), 100 * summary.test.accuracy()));
-    // Whoever does not write waits for rank 0: nobody hangs before that has happened.
-    trainer_->progress().pause("checkpoint");
-    if (context_.rank == 0 && !options_.checkpoint.empty())
-      MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, *optimizer_, state_));
-    if (context_.rank == 0 && !options_.checkpoint.empty()) muster::announce_safe_point();
+    MUSTER_OK(save(is_best));
   }
   if (!summary.trained && !summary.preempted) {
     MUSTER_TRY(summary.test, trainer_->evaluate(test_));
   }
   summary.state = state_;
+  if (checkpoints_) MUSTER_OK(checkpoints_->wait());
   // Nobody leaves while another rank still saves or computes.
   MUSTER_OK(context_.group->barrier());
   return summary;
 }
 
+muster::Result<void> TrainingRun::save(bool is_best) {
+  // Whoever does not write waits for rank 0: nobody hangs before that has happened.
+  trainer_->progress().pause("checkpoint");
+  return checkpoints_ ? checkpoints_->save(state_, is_best) : muster::Result<void>();
+}
+
 /// Every rank stands behind the same step, within an epoch; rank 0 saves for all of them.
 muster::Result<void> TrainingRun::save_for_later(Summary& summary) {
   summary.preempted = true;
-  trainer_->progress().pause("checkpoint");
-  muster::Result<void> saved;
-  if (context_.rank == 0 && !options_.checkpoint.empty()) {
-    saved = muster::save_checkpoint(options_.checkpoint, *model_, *optimizer_, state_);
-    summary.saved = saved.has_value();
-  }
+  auto saved = save(false);
+  if (saved && checkpoints_) saved = checkpoints_->wait();
+  summary.saved = saved && checkpoints_ != nullptr;
   if (context_.world_size > 1) {
     const std::string key = "fashion_mnist/saved";
     if (context_.rank == 0) {
@@ -284,14 +294,11 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
                                                  .logical_shards = options_.logical_shards,
                                                  .batch_size = options_.batch_size}));
   sampler.set_epoch(static_cast<std::uint64_t>(state_.epoch));
-  // A run that was preempted goes on behind the samples it has seen. Another number of ranks divides them
-  // anew.
-  const std::vector<std::int32_t> indices = sampler.indices();
-  const auto seen =
-      std::min(static_cast<std::size_t>(state_.epoch_samples / context_.world_size), indices.size());
-  MUSTER_OK(trainer_->begin_epoch(std::span(indices).subspan(seen)));
+  // A run that was interrupted goes on behind the samples that were trained.
+  MUSTER_OK(sampler.start_at(state_.epoch_samples));
+  MUSTER_OK(trainer_->begin_epoch(sampler.indices()));
   const int step_samples = options_.batch_size * ddp_->shards_per_rank();
-  const auto first_step = static_cast<std::int64_t>(seen) / step_samples;
+  const std::int64_t first_step = state_.epoch_samples / (std::int64_t{step_samples} * context_.world_size);
   trainer_->progress().begin_epoch(state_.epoch + 1, trainer_->steps_in_epoch());
   ProgressView view{.epoch = static_cast<int>(state_.epoch) + 1,
                     .epochs = options_.epochs,
@@ -300,30 +307,45 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
                     .loss = std::numeric_limits<double>::quiet_NaN(),
                     .images_per_step = step_samples * context_.world_size};
   muster::Metrics epoch{.loss_sum = state_.epoch_loss_sum, .num_samples = state_.epoch_samples};
+  muster::Metrics window;
   bool stop = false;
   const Clock::time_point begin = Clock::now();
   Clock::time_point window_begin = begin;
-  std::int64_t window_steps = 0;
+  std::int64_t window_steps = 0, next_save = options_.checkpoint_every;
+  if (next_save > 0) next_save -= state_.step % next_save;  // steps until then; 0: never
+  const std::int64_t samples_before = state_.epoch_samples;
   while (view.step < view.steps && !stop) {
-    const std::int64_t window_rest = options_.log_every - view.step % options_.log_every;
-    MUSTER_TRY(const std::int64_t steps, trainer_->steps(std::min(window_rest, view.steps - view.step)));
+    std::int64_t most = std::min(options_.log_every - view.step % options_.log_every, view.steps - view.step);
+    if (next_save > 0) most = std::min(most, next_save);
+    MUSTER_TRY(const std::int64_t steps, trainer_->steps(most));
     MUSTER_TRY(stop, preemption_->should_stop());
     view.step += steps;
     window_steps += steps;
+    state_.step += steps;
+    state_.schedule_step += steps;
+    const bool saves = next_save > 0 && (next_save -= steps) == 0;
     // The clock is read every 16th step: at 150 us a step more would be noticed.
     if (view.step % 16 < steps && progress.draws_bar()) progress.tick(view, Clock::now());
     // At the same steps whether or not the run was resumed.
     const bool window_ends = view.step % options_.log_every == 0;
     const bool full_window = window_steps == options_.log_every;
-    if (!window_ends && view.step < view.steps && !stop) continue;
-    MUSTER_TRY(const muster::Metrics window, trainer_->take_metrics());
-    if (!std::isfinite(window.loss_sum))
+    const bool epoch_ends = view.step == view.steps;
+    if (!window_ends && !saves && !epoch_ends && !stop) continue;
+    MUSTER_TRY(const muster::Metrics metrics, trainer_->take_metrics());
+    if (!std::isfinite(metrics.loss_sum))
       return muster::fail(
           muster::ErrorCode::kFailed,
           format("the training loss is no longer finite at epoch %d, step %lld; try a lower --lr than %g",
                  view.epoch, static_cast<long long>(view.step), static_cast<double>(options_.lr)));
-    epoch.loss_sum += window.loss_sum;
-    epoch.num_samples += window.num_samples;
+    for (muster::Metrics* const sum : {&epoch, &window}) {
+      sum->loss_sum += metrics.loss_sum;
+      sum->num_samples += metrics.num_samples;
+    }
+    state_.epoch_samples = epoch_ends ? 0 : epoch.num_samples;
+    state_.epoch_loss_sum = epoch_ends ? 0 : epoch.loss_sum;
+    if (saves) next_save = options_.checkpoint_every;
+    if (saves && !epoch_ends && !stop) MUSTER_OK(save(false));
+    if (!window_ends && !epoch_ends && !stop) continue;
     view.loss = window.loss();
     view.steps_per_second = static_cast<double>(window_steps) / std::max(seconds_since(window_begin), 1e-9);
     if (full_window) {
@@ -331,21 +353,15 @@ muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summa
       summary.has_window = true;
       progress.interval(view);
     }
+    window = {};
     window_begin = Clock::now();
     window_steps = 0;
   }
   progress.clear();
   summary.train_seconds += seconds_since(begin);
-  summary.images += epoch.num_samples - state_.epoch_samples;
+  summary.images += epoch.num_samples - samples_before;
   summary.steps += view.step - first_step;
-  state_.step += view.step - first_step;
-  if (view.step < view.steps) {
-    state_.epoch_samples = epoch.num_samples;
-    state_.epoch_loss_sum = epoch.loss_sum;
-    return {};
-  }
-  state_.epoch_samples = 0;
-  state_.epoch_loss_sum = 0;
+  if (view.step < view.steps) return {};
   summary.epoch_loss = epoch.loss();
   summary.trained = true;
   return {};
@@ -375,7 +391,7 @@ std::string TrainingRun::report(const Summary& summary) const {
       format("accuracy     %.2f %%  (%lld of %lld)\n", 100 * summary.test.accuracy(),
              static_cast<long long>(summary.test.correct), static_cast<long long>(summary.test.num_samples));
   if (state_.best_epoch > 0)
-    out += format("best         %.2f %%  (epoch %lld)\n", 100 * state_.best_accuracy,
+    out += format("best         %.2f %%  (epoch %lld)\n", 100 * state_.best_metric,
                   static_cast<long long>(state_.best_epoch));
   if (summary.trained)
     out += format("speed        %.0f images/s  (%.0f it/s, %d rank%s, %.2f s of training)\n",

@@ -34,6 +34,7 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
       ->check(CLI::Range(0, kMax));
   app.add_option("--batch-size", o.batch_size, "samples per step and rank")->check(CLI::Range(1, 65536));
   app.add_option("--lr", o.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
+  app.add_flag("--scale-lr", o.scale_lr, "times the number of ranks, whenever the world is another");
   app.add_option("--optimizer", o.optimizer, "sgd or adamw")->check(CLI::IsMember({"sgd", "adamw"}));
   app.add_option("--momentum", o.momentum, "momentum of sgd")->check(CLI::Range(0.0, 1.0));
   app.add_option("--label-smoothing", o.label_smoothing, "part of each label that is spread over all classes")
@@ -56,8 +57,12 @@ muster::Result<ParsedOptions> parse_options(int argc, const char* const* argv) {
          "their number, to the last bit; 0: one per rank")
       ->check(CLI::Range(0, 65536));
   app.add_option("--checkpoint", o.checkpoint,
-                 "file that rank 0 replaces after each epoch, and where SIGTERM stops the run");
-  app.add_option("--resume", o.resume, "checkpoint to continue from");
+                 "directory for what rank 0 saves after each epoch, and where SIGTERM stops the run");
+  app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints within an epoch")
+      ->check(CLI::Range(0, kMax));
+  app.add_option(
+      "--resume", o.resume,
+      "directory to continue from; the one of --checkpoint may be empty yet, as an elastic job's is");
   app.add_option("--log-every", o.log_every, "steps over which the printed training loss is averaged")
       ->check(CLI::Range(1, kMax));
   try {

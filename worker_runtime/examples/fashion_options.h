@@ -19,6 +19,7 @@ struct Options {
   int epochs = 2;
   int batch_size = 4;  // per rank
   float lr = 0.001F;
+  bool scale_lr = false;
   std::string optimizer = "sgd";  // or "adamw"
   float momentum = 0.9F;
   float label_smoothing = 0;
@@ -29,10 +30,11 @@ struct Options {
   std::string model = "garment";  // or "lenet5", "mlp"
   DeviceChoice device = DeviceChoice::kAuto;
   double gpu_memory_fraction = 1;
-  int logical_shards = 0;  // per step, of batch_size samples each; 0: one per rank
-  std::string checkpoint;  // empty: none is written
-  std::string resume;      // empty: from the beginning
-  int log_every = 1000;    // steps
+  int logical_shards = 0;    // per step, of batch_size samples each; 0: one per rank
+  std::string checkpoint;    // directory; empty: none is written
+  int checkpoint_every = 0;  // steps; 0: at the end of epochs only
+  std::string resume;        // empty: from the beginning
+  int log_every = 1000;      // steps
 };
 
 struct ParsedOptions {

@@ -40,6 +40,7 @@ Result<void> check_options(std::string_view name,
 Result<void> Optimizer::start(std::string_view name, const Options& options) {
   MUSTER_OK(check_options(name, {{"lr", options.lr}, {"max_grad_norm", options.max_grad_norm}}));
   MUSTER_CHECK(model_->params() != nullptr, "an optimizer needs an allocated model");
+  name_ = name;
   const Compute& compute = model_->compute();
   for (std::size_t i = 0; i < arena_names().size(); ++i) {
     MUSTER_TRY(void* const arena, compute->allocate(model_->arena_bytes()));

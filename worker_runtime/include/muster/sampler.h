@@ -33,21 +33,27 @@ class DistributedSampler {
   [[nodiscard]] static Result<DistributedSampler> create(const SamplerOptions& options);
 
   /// The shuffle is seeded with seed + epoch; without this call every epoch has the same order.
-  void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
+  void set_epoch(std::uint64_t epoch) {
+    epoch_ = epoch;
+    trained_ = 0;
+  }
+  /// Within the epoch: its first `trained` samples are used up, by all ranks of a world of whatever size
+  /// (TrainingState::epoch_samples). This one shares the rest. kInvalidArgument: more than there are, or with
+  /// logical shards no whole steps.
+  [[nodiscard]] Result<void> start_at(std::int64_t trained);
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
-  /// Samples per rank and epoch.
-  [[nodiscard]] std::int32_t num_samples() const { return num_samples_; }
-  /// This rank's samples of the current epoch.
+  /// Samples per rank and epoch, without those that are used up.
+  [[nodiscard]] std::int32_t num_samples() const;
+  /// This rank's samples of the current epoch, likewise.
   [[nodiscard]] std::vector<std::int32_t> indices() const;
 
  private:
-  DistributedSampler(const SamplerOptions& options, std::int32_t num_samples)
-      : options_(options), num_samples_(num_samples) {}
+  explicit DistributedSampler(const SamplerOptions& options) : options_(options) {}
 
   SamplerOptions options_;
-  std::int32_t num_samples_;  // per rank
   std::uint64_t epoch_ = 0;
+  std::int32_t trained_ = 0;
 };
 
 /// One epoch of DataLoader(dataset, shuffle=True) in a single process. `generator` is PyTorch's default

@@ -9,11 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <muster/dtype.h>
+#include <muster/nn.h>
 #include <muster/result.h>
 
 namespace muster::safetensors {
@@ -49,7 +51,7 @@ inline constexpr std::string_view kMetadataKey = "__metadata__";
 struct HeaderEntry {
   std::string name;
   DType dtype = DType::kFloat32;
-  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> shape = {};
   std::uint64_t begin = 0, end = 0;
 };
 struct Header {
@@ -68,7 +70,21 @@ struct Layout {
 };
 [[nodiscard]] Result<Layout> lay_out(const std::vector<TensorView>& tensors, const Metadata& metadata);
 
+/// The file's bytes in order: the header, then the tensors'. Both arguments outlive them.
+[[nodiscard]] std::vector<std::string_view> pieces_of(const std::vector<TensorView>& tensors,
+                                                      const Layout& layout);
+
 /// The whole file.
 [[nodiscard]] Result<std::string> serialize(const std::vector<TensorView>& tensors, const Metadata& metadata);
+
+/// Adds a view of each parameter (or buffer) as prefix + name; `arena` outlives them.
+void append_tensors(std::vector<TensorView>& tensors, const std::vector<nn::Parameter>& parameters,
+                    std::span<const float> arena, const std::string& prefix = "");
+
+/// Copies the tensors prefix + name into an arena of `elements`. kMismatch: one is missing, or is not F32 of
+/// the parameter's shape.
+[[nodiscard]] Result<std::vector<float>> read_arena(const FileView& file,
+                                                    const std::vector<nn::Parameter>& parameters,
+                                                    std::size_t elements, const std::string& prefix = "");
 
 }  // namespace muster::safetensors

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
+
+#include <fmt/format.h>
+
+#include <muster/checkpoint.h>
+#include <muster/safe_point.h>
+
+#include "rendezvous/base/env_contract.h"
+#include "worker_runtime/checkpoint/safetensors.h"
+#include "worker_runtime/checkpoint/step_directory.h"
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/training/host_collectives.h"
+
+namespace muster {
+namespace {
+
+constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kOptimizerFile = "optim.safetensors";
+
+/// What a checkpoint holds, on the host, each in the layout of the model's arenas.
+struct Loaded {
+  Manifest manifest;
+  std::vector<float> params, buffers;
+  OptimizerState optimizer;
+};
+
+class DirectoryManager final : public CheckpointManager {
+ public:
+  DirectoryManager(std::string directory, nn::Model& model, Optimizer& optimizer, ProcessGroup& group,
+                   CheckpointOptions options)
+      : directory_(std::move(directory)),
+        model_(&model),
+        optimizer_(&optimizer),
+        group_(&group),
+        options_(std::move(options)) {}
+  ~DirectoryManager() override { (void)DirectoryManager::wait(); }
+
+  Result<void> start() {
+    if (group_->rank() != 0 || options_.read_only) return {};
+    if (auto prepared = prepare_checkpoints(directory_); !prepared)
+      return fail("checkpoints", std::move(prepared).error());
+    // Before the first save waits for it: memory that is only asked for would be given page by page.
+    writing_ = std::async(std::launch::async, [this] { return reserve(); });
+    return {};
+  }
+
+  Result<void> save(const TrainingState& state, bool is_best) override {
+    if (group_->rank() != 0) return {};
+    MUSTER_OK(wait());
+    if (!std::isfinite(state.best_metric) || !std::isfinite(state.epoch_loss_sum))
+      return fail(ErrorCode::kInvalidArgument, "checkpoints: best_metric or epoch_loss_sum is not finite");
+    if (options_.read_only)
+      return fail(ErrorCode::kInvalidArgument, "checkpoints " + directory_ + ": they are only read");
+    if (!is_mine_ && !restorable_steps(directory_).empty())
+      return fail(ErrorCode::kInvalidArgument,
+                  "checkpoints " + directory_ +
+                      ": they are of another run; resume from them or give another directory");
+    is_mine_ = true;
+    MUSTER_TRY(Manifest manifest, copy(state));
+    writing_ = std::async(std::launch::async, [this, manifest = std::move(manifest), is_best] {
+      return write(manifest, is_best);
+    });
+    if (std::getenv(std::string(env::kSafePointFile).c_str()) == nullptr) return {};
+    MUSTER_OK(wait());
+    announce_safe_point();
+    return {};
+  }
+
+  Result<void> wait() override { return writing_.valid() ? writing_.get() : Result<void>(); }
+
+  Result<std::optional<std::string>> latest() const override {
+    const auto steps = restorable_steps(directory_);
+    if (steps.empty()) return std::nullopt;
+    return fmt::format("{}/{}", directory_, step_name(steps.front()));
+  }
+
+  Result<std::optional<TrainingState>> restore() override {
+    const bool reads = group_->rank() == 0;
+    Result<std::optional<Loaded>> found;
+    if (auto idle = wait(); !idle)
+      found = fail(std::move(idle).error());
+    else if (reads)
+      found = load_newest();
+    // What the others get: nothing (0 bytes), the manifest and then the arenas, or that rank 0 failed (-1).
+    std::string json = found && *found ? to_text((*found)->manifest) : "";
+    std::int64_t size = found ? static_cast<std::int64_t>(json.size()) : -1;
+    HostCollectives host(*group_, model_->compute());
+    MUSTER_OK(host.broadcast({&size, 1, DType::kInt64}, 0));
+    if (!found) return fail(std::move(found).error());
+    if (size < 0)
+      return fail(ErrorCode::kFailed, "checkpoints " + directory_ + ": rank 0 could not load one");
+    is_mine_ = true;
+    if (size == 0) return std::nullopt;
+    json.resize(static_cast<std::size_t>(size));
+    MUSTER_OK(host.broadcast({json.data(), json.size(), DType::kUInt8}, 0));
+    Loaded loaded;
+    if (reads) {
+      loaded = **std::move(found);
+    } else {
+      MUSTER_TRY(loaded.manifest, parse_manifest(json));
+    }
+    loaded.optimizer.arenas.resize(optimizer_->arena_names().size());
+    const auto share = [&](std::vector<float>& values, std::size_t elements) -> Result<void> {
+      values.resize(elements);
+      if (elements == 0) return {};
+      return host.broadcast({values.data(), elements, DType::kFloat32}, 0);
+    };
+    MUSTER_OK(share(loaded.params, model_->arena_elements()));
+    MUSTER_OK(share(loaded.buffers, model_->buffer_elements()));
+    for (auto& arena : loaded.optimizer.arenas) MUSTER_OK(share(arena, model_->arena_elements()));
+    model_->write_params(loaded.params);
+    model_->write_buffers(loaded.buffers);
+    loaded.optimizer.steps = loaded.manifest.optimizer_steps;
+    loaded.optimizer.loss_scale = loaded.manifest.loss_scale;
+    loaded.optimizer.growth_tracker = loaded.manifest.growth_tracker;
+    optimizer_->write_state(loaded.optimizer);
+    model_->manual_seed(loaded.manifest.random_seed, loaded.manifest.random_step);
+    return loaded.manifest.training;
+  }
+
+ private:
+  /// One of the model's or optimizer's, and where its copy is.
+  struct Arena {
+    const float* device;
+    float* host;
+    std::size_t elements;
+  };
+  struct File {
+    const char* name;
+    std::vector<safetensors::TensorView> tensors = {};  // of the copy
+    safetensors::Layout layout = {};
+  };
+
+  Result<void> reserve() {
+    const std::size_t elements = model_->arena_elements(), buffers = model_->buffer_elements();
+    const auto optimizer = optimizer_->arenas();
+    const std::size_t all = elements * (1 + optimizer.size()) + buffers;
+    MUSTER_TRY(memory_, model_->compute()->allocate_host(all * sizeof(float)));
+    auto* host = static_cast<float*>(memory_.get());
+    const auto add = [&](File& file, const std::vector<nn::Parameter>& parameters, Arena arena,
+                         const std::string& prefix = "") {
+      safetensors::append_tensors(file.tensors, parameters, {arena.host, arena.elements}, prefix);
+      arenas_.push_back(arena);
+      host += arena.elements;
+    };
+    File &model = files_[0], &state = files_[1];
+    add(model, model_->parameters(), {model_->params(), host, elements});
+    add(model, model_->buffers(), {model_->buffer_arena(), host, buffers});
+    for (std::size_t i = 0; i < optimizer.size(); ++i)
+      add(state, model_->parameters(), {optimizer[i], host, elements},
+          std::string(optimizer_->arena_names()[i]) + ".");
+    for (File& file : files_) {
+      // PyTorch's own loaders look for the format.
+      MUSTER_TRY(file.layout, safetensors::lay_out(file.tensors, {{"format", "pt"}}));
+    }
+    return {};
+  }
+
+  Result<Manifest> copy(const TrainingState& state) {
+    const Compute& compute = model_->compute();
+    for (const Arena& arena : arenas_)
+      compute->copy_to_host(arena.host, arena.device, arena.elements * sizeof(float));
+    StepState optimizer;
+    compute->copy_to_host(&optimizer, optimizer_->step_state(), sizeof optimizer);
+    const nn::RandomState random = model_->read_random_state();
+    MUSTER_OK(compute->status());
+    return Manifest{.model = options_.model,
+                    .optimizer = std::string(optimizer_->name()),
+                    .training = state,
+                    .optimizer_steps = optimizer.steps,
+                    .loss_scale = optimizer.loss_scale,
+                    .growth_tracker = optimizer.growth_tracker,
+                    .random_seed = random.seed,
+                    .random_step = random.step};
+  }
+
+  /// On a thread of its own.
+  Result<void> write(const Manifest& manifest, bool is_best) const {
+    StepFiles files;
+    for (const File& file : files_) files[file.name] = safetensors::pieces_of(file.tensors, file.layout);
+    auto written = write_step(directory_, manifest, files, is_best, options_.keep);
+    if (!written)
+      return fail(fmt::format("checkpoint {} of {}", step_name(manifest.training.step), directory_),
+                  std::move(written).error());
+    return {};
+  }
+
+  Result<Loaded> load(std::int64_t step) const {
+    MUSTER_TRY(StepContents contents, read_step(directory_, step, {kModelFile, kOptimizerFile}));
+    Loaded loaded{std::move(contents.manifest), {}, {}, {}};
+    const Manifest& manifest = loaded.manifest;
+    MUSTER_TRY(const safetensors::FileView model, safetensors::parse(contents.files[kModelFile]));
+    const std::string other =
+        manifest.model == options_.model
+            ? ""
+            : fmt::format("it is of model '{}', this run trains '{}': ", manifest.model, options_.model);
+    auto params = safetensors::read_arena(model, model_->parameters(), model_->arena_elements());
+    if (!params) return fail(ErrorCode::kMismatch, other + params.error().message);
+    if (!other.empty()) return fail(ErrorCode::kMismatch, other + "the tensors are alike");
+    loaded.params = *std::move(params);
+    MUSTER_TRY(loaded.buffers, safetensors::read_arena(model, model_->buffers(), model_->buffer_elements()));
+    if (model.tensors.size() != model_->parameters().size() + model_->buffers().size())
+      return fail(ErrorCode::kMismatch, "it has tensors that are none of the model's");
+    if (manifest.optimizer != optimizer_->name())
+      return fail(ErrorCode::kMismatch,
+                  fmt::format("it is of optimizer {}, this run's is {}; continue with the one that wrote it",
+                              manifest.optimizer, optimizer_->name()));
+    MUSTER_TRY(const safetensors::FileView optimizer, safetensors::parse(contents.files[kOptimizerFile]));
+    for (const std::string_view name : optimizer_->arena_names()) {
+      MUSTER_TRY(auto arena, safetensors::read_arena(optimizer, model_->parameters(),
+                                                     model_->arena_elements(), std::string(name) + "."));
+      loaded.optimizer.arenas.push_back(std::move(arena));
+    }
+    return loaded;
+  }
+
+  Result<std::optional<Loaded>> load_newest() const {
+    std::optional<Error> first;
+    const auto steps = restorable_steps(directory_);
+    for (const std::int64_t step : steps) {
+      auto loaded = load(step);
+      if (loaded && first)
+        std::fprintf(stderr, "muster: %s; the run goes on from %s\n", first->message.c_str(),
+                     step_name(step).c_str());
+      if (loaded) return *std::move(loaded);
+      auto error =
+          fail(fmt::format("checkpoint {} of {}", step_name(step), directory_), std::move(loaded).error());
+      // Of another model: so are the others, most likely, and what is in them is no damage.
+      if (error.value().code == ErrorCode::kMismatch) return error;
+      if (!first) first = std::move(error).value();
+    }
+    if (first) return fail(*std::move(first));
+    return std::nullopt;
+  }
+
+  std::string directory_;
+  nn::Model* model_;
+  Optimizer* optimizer_;
+  ProcessGroup* group_;
+  CheckpointOptions options_;
+  bool is_mine_ = false;  // the directory was empty, or this run continues what is there
+  // The thread's while writing_ runs:
+  std::shared_ptr<void> memory_;  // the copy of all arenas
+  std::vector<Arena> arenas_;
+  std::array<File, 2> files_{{{kModelFile}, {kOptimizerFile}}};
+  std::future<Result<void>> writing_;  // the last member: its end is waited for first
+};
+
+}  // namespace
+
+void TrainingState::continue_with(int new_world_size, int new_batch_size) {
+  const double before = static_cast<double>(world_size) * batch_size;
+  const double after = static_cast<double>(new_world_size) * new_batch_size;
+  schedule_step = std::llround(static_cast<double>(schedule_step) * before / after);
+  world_size = new_world_size;
+  batch_size = new_batch_size;
+}
+
+Result<std::unique_ptr<CheckpointManager>> CheckpointManager::create(const std::string& directory,
+                                                                     nn::Model& model, Optimizer& optimizer,
+                                                                     ProcessGroup& group,
+                                                                     const CheckpointOptions& options) {
+  if (options.keep < 1)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("keep {} checkpoints: it is at least 1", options.keep));
+  auto made = std::make_unique<DirectoryManager>(directory, model, optimizer, group, options);
+  MUSTER_OK(made->start());
+  return made;
+}
+
+}  // namespace muster
