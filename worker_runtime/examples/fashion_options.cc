@@ -10,7 +10,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include <muster/image_dataset.h>
+#include <muster/datasets.h>
 
 namespace fashion {
 

@@ -12,6 +12,12 @@ std::int32_t ceil_div(std::int32_t a, std::int32_t b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }
 
+std::vector<std::int32_t> range(SampleRange samples) {
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(samples.size()));
+  std::iota(indices.begin(), indices.end(), samples.begin);
+  return indices;
+}
+
 }  // namespace
 
 Result<DistributedSampler> DistributedSampler::create(const SamplerOptions& options) {
@@ -47,7 +53,7 @@ Result<DistributedSampler> DistributedSampler::create(const SamplerOptions& opti
 std::vector<std::int32_t> DistributedSampler::indices() const {
   std::vector<std::int32_t> order;
   if (options_.shuffle) {
-    order = Generator(options_.seed + epoch_).permutation(options_.num_samples);
+    order = Generator(options_.seed + epoch()).permutation(options_.num_samples);
   } else {
     order.resize(static_cast<std::size_t>(options_.num_samples));
     std::iota(order.begin(), order.end(), 0);
@@ -72,6 +78,12 @@ std::vector<std::int32_t> random_sampler_epoch(Generator& generator, std::int32_
   static_cast<void>(generator.random_int64());  // the iterator's base seed, for worker processes
   const auto seed = static_cast<std::uint64_t>(generator.random_int64());
   return Generator(seed).permutation(num_samples);
+}
+
+std::vector<std::int32_t> SequentialSampler::indices() const { return range({0, num_samples_}); }
+std::vector<std::int32_t> EvaluationSampler::indices() const { return range(range_); }
+std::vector<std::int32_t> RandomSampler::indices() const {
+  return Generator(seed_ + epoch()).permutation(num_samples_);
 }
 
 SampleRange evaluation_range(std::int32_t num_samples, int rank, int world_size) {

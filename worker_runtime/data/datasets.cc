@@ -4,11 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <muster/image_dataset.h>
+#include <muster/datasets.h>
 
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/training/idx_reader.h"
+#include "worker_runtime/data/idx_reader.h"
 
 namespace muster {
 namespace {
