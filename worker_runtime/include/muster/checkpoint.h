@@ -94,4 +94,27 @@ class CheckpointManager {
   CheckpointManager() = default;
 };
 
+struct ResumeOptions {
+  std::string checkpoint;  ///< the directory that is written to; empty: none is
+  /// The directory to continue from; empty: from the beginning. The one of `checkpoint` may have nothing yet,
+  /// as a job's that its launcher may start again.
+  std::string resume;
+  std::string model;                         ///< CheckpointOptions'
+  std::optional<std::uint64_t> seed = {};    ///< if given, the one a checkpoint must have
+  int batch_size = 1;                        ///< per rank
+  bool same_for_any_world = false;           ///< DdpOptions::logical_shards are used
+};
+
+struct Resumed {
+  std::unique_ptr<CheckpointManager> checkpoints;  ///< nullptr: none are written
+  TrainingState state;                             ///< of this world; a new one's seed is ResumeOptions' or 0
+};
+
+/// What a program's --checkpoint and --resume come to: CheckpointManager's create() and restore(), and
+/// TrainingState::continue_with(). A collective. Rank 0 notes on standard error where the run continues with
+/// another world or batch. kInvalidArgument: `checkpoint` has another run's, or a checkpoint another seed;
+/// kNotFound: nothing to resume.
+[[nodiscard]] Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& group,
+                                     const ResumeOptions& options);
+
 }  // namespace muster

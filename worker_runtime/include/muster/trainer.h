@@ -45,6 +45,13 @@ struct Metrics {
   }
   [[nodiscard]] double accuracy() const { return share(correct); }
   [[nodiscard]] double accuracy5() const { return share(correct5); }
+  Metrics& operator+=(const Metrics& other) {
+    loss_sum += other.loss_sum;
+    correct += other.correct;
+    correct5 += other.correct5;
+    num_samples += other.num_samples;
+    return *this;
+  }
 
  private:
   [[nodiscard]] double share(std::int64_t count) const {
