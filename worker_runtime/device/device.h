@@ -32,6 +32,9 @@ class Device {
   /// Counts memory of the device that somebody else allocates, as a group does: kExhausted beyond the cap.
   [[nodiscard]] Result<void> claim(std::size_t size_bytes);
   void unclaim(std::size_t size_bytes) { claimed_bytes_ -= size_bytes; }
+  /// Host memory, zeroed, that copies of the device are fastest to: pinned on CUDA. From any thread; not
+  /// counted. kExhausted.
+  [[nodiscard]] virtual Result<std::shared_ptr<void>> allocate_host(std::size_t size_bytes);
   virtual void copy_to_device(void* device, const void* host, std::size_t size_bytes) = 0;
   virtual void copy_to_host(void* host, const void* device,
                             std::size_t size_bytes) = 0;  // waits for the copy

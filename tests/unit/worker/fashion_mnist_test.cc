@@ -54,7 +54,8 @@ TEST_CASE("every flag is read") {
   const auto parsed =
       parse({"--epochs=3", "--batch-size", "64", "--lr=0.1", "--momentum=0", "--seed=18446744073709551615",
              "--data=/d", "--model=mlp", "--device=cpu", "--checkpoint=c", "--resume=r", "--log-every=10",
-             "--optimizer=adamw", "--label-smoothing=0.1", "--amp=bf16", "--logical-shards=8"});
+             "--optimizer=adamw", "--label-smoothing=0.1", "--amp=bf16", "--logical-shards=8", "--checkpoint-every=7",
+             "--scale-lr"});
   REQUIRE_OK(parsed);
   const Options& o = parsed->options;
   REQUIRE(o.epochs == 3);
@@ -67,6 +68,8 @@ TEST_CASE("every flag is read") {
   REQUIRE(o.model == "mlp");
   REQUIRE(o.device == DeviceChoice::kCpu);
   REQUIRE(o.checkpoint == "c");
+  REQUIRE(o.checkpoint_every == 7);
+  REQUIRE(o.scale_lr);
   REQUIRE(o.resume == "r");
   REQUIRE(o.log_every == 10);
   REQUIRE(o.optimizer == "adamw");
@@ -99,7 +102,7 @@ TEST_CASE("help shows every flag with its default") {
   const auto parsed = parse({"--help"});
   REQUIRE_OK(parsed);
   for (const char* flag : {"--epochs", "--batch-size", "--lr", "--momentum", "--seed", "--data", "--model",
-                           "--device", "--checkpoint", "--resume", "--log-every", "--optimizer",
+                           "--device", "--checkpoint", "--checkpoint-every", "--scale-lr", "--resume", "--log-every", "--optimizer",
                            "--label-smoothing", "--amp", "--logical-shards"})
     REQUIRE_THAT(parsed->help, Contains(flag));
   REQUIRE_THAT(parsed->help, Contains("/usr/share/datasets/fashion-mnist"));

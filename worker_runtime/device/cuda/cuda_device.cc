@@ -2,6 +2,7 @@
 #include "worker_runtime/device/cuda/cuda_device.h"
 
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
@@ -74,6 +75,15 @@ Result<void*> CudaDevice::allocate(std::size_t size_bytes) {
   allocations_.push_back(block);
   MUSTER_OK(check(cudaMemsetAsync(block, 0, bytes, stream_), "cudaMemset", index_));
   return block;
+}
+
+Result<std::shared_ptr<void>> CudaDevice::allocate_host(std::size_t size_bytes) {
+  MUSTER_OK(select(index_));
+  void* block = nullptr;
+  MUSTER_OK(check(cudaHostAlloc(&block, size_bytes, cudaHostAllocPortable),
+                  "cudaHostAlloc of " + std::to_string(size_bytes) + " bytes", index_));
+  std::memset(block, 0, size_bytes);
+  return std::shared_ptr<void>(block, [](void* memory) { (void)cudaFreeHost(memory); });
 }
 
 void CudaDevice::copy_to_device(void* device, const void* host, std::size_t size_bytes) {

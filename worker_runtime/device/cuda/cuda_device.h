@@ -27,6 +27,7 @@ class CudaDevice final : public Device {
   DeviceType type() const override { return DeviceType::kCuda; }
   std::string_view name() const override { return name_; }
   Result<void*> allocate(std::size_t size_bytes) override;
+  Result<std::shared_ptr<void>> allocate_host(std::size_t size_bytes) override;
   void copy_to_device(void* device, const void* host, std::size_t size_bytes) override;
   void copy_to_host(void* host, const void* device, std::size_t size_bytes) override;
   void copy_on_device(void* to, const void* from, std::size_t size_bytes) override;

@@ -46,10 +46,12 @@ struct TrainingState {
 };
 
 struct CheckpointOptions {
-  std::string model;  ///< "resnet50": what state.json calls it; a checkpoint of another name is refused
+  std::string model = {};  ///< "resnet50": what state.json calls it; a checkpoint of another name is refused
   /// The last so many are kept, and the best one. Removed are, after LATEST was replaced, directories of
   /// lower steps than the one just written; of higher ones none.
   int keep = 3;
+  /// For a directory that is only restored from: nothing is made or removed there, and save() is an error.
+  bool read_only = false;
 };
 
 /// Writes and reads the checkpoints of one directory. Every rank has one and makes the same calls, from the
@@ -95,11 +97,11 @@ class CheckpointManager {
 };
 
 struct ResumeOptions {
-  std::string checkpoint;  ///< the directory that is written to; empty: none is
+  std::string checkpoint = {};  ///< the directory that is written to; empty: none is
   /// The directory to continue from; empty: from the beginning. The one of `checkpoint` may have nothing yet,
   /// as a job's that its launcher may start again.
-  std::string resume;
-  std::string model;                         ///< CheckpointOptions'
+  std::string resume = {};
+  std::string model = {};                         ///< CheckpointOptions'
   std::optional<std::uint64_t> seed = {};    ///< if given, the one a checkpoint must have
   int batch_size = 1;                        ///< per rank
   bool same_for_any_world = false;           ///< DdpOptions::logical_shards are used

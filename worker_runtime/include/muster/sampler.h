@@ -48,17 +48,24 @@ class DistributedSampler final : public Sampler {
   /// kInvalidArgument: rank outside the world, or an empty data set with padding.
   [[nodiscard]] static Result<DistributedSampler> create(const SamplerOptions& options);
 
-  /// Samples per rank and epoch.
-  [[nodiscard]] std::int32_t num_samples() const { return num_samples_; }
-  /// This rank's samples of the current epoch.
+  /// Within the epoch set last: its first `trained` samples are used up, by all ranks of a world of whatever
+  /// size (TrainingState::epoch_samples). This one shares the rest. Other epochs are whole. kInvalidArgument:
+  /// more than there are, or with logical shards no whole steps.
+  [[nodiscard]] Result<void> start_at(std::int64_t trained);
+
+  /// Samples per rank and epoch, without those that are used up.
+  [[nodiscard]] std::int32_t num_samples() const;
+  /// This rank's samples of the current epoch, likewise.
   [[nodiscard]] std::vector<std::int32_t> indices() const override;
 
  private:
-  DistributedSampler(const SamplerOptions& options, std::int32_t num_samples)
-      : options_(options), num_samples_(num_samples) {}
+  explicit DistributedSampler(const SamplerOptions& options) : options_(options) {}
+
+  [[nodiscard]] std::int32_t used_up() const { return epoch() == begun_epoch_ ? trained_ : 0; }
 
   SamplerOptions options_;
-  std::int32_t num_samples_;  // per rank
+  std::uint64_t begun_epoch_ = 0;
+  std::int32_t trained_ = 0;  // of that
 };
 
 /// 0 to num_samples - 1: evaluation by one rank.
