@@ -38,15 +38,17 @@ Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& gro
   if (!saved && in_place) return out;
   if (!saved) return fail(ErrorCode::kNotFound, "no checkpoint in " + options.resume);
   if (options.seed && saved->seed != *options.seed)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("checkpoint {} was trained with --seed {}, not {}; leave --seed out or give the same",
-                            options.resume, saved->seed, *options.seed));
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("checkpoint {} was trained with --seed {}, not {}; leave --seed out or give the same",
+                    options.resume, saved->seed, *options.seed));
   const bool other_world = saved->world_size != group.world_size() && !options.same_for_any_world;
   if (group.rank() == 0 && (other_world || saved->batch_size != options.batch_size))
-    std::fprintf(stderr,
-                 "muster: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "
-                 "continues, but not as the uninterrupted run would\n",
-                 saved->world_size, saved->batch_size, group.world_size(), options.batch_size);
+    std::fprintf(
+        stderr,
+        "muster: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "
+        "continues, but not as the uninterrupted run would\n",
+        saved->world_size, saved->batch_size, group.world_size(), options.batch_size);
   out.state = *saved;
   out.state.continue_with(group.world_size(), options.batch_size);
   return out;

@@ -71,7 +71,8 @@ std::vector<std::int32_t> DistributedSampler::indices() const {
     std::iota(order.begin(), order.end(), 0);
   }
   // The padded list is the order repeated cyclically, cut to total = num_samples * world_size.
-  const auto of_rank = static_cast<std::size_t>(num_samples()), rank = static_cast<std::size_t>(options_.rank);
+  const auto of_rank = static_cast<std::size_t>(num_samples()),
+             rank = static_cast<std::size_t>(options_.rank);
   const bool sharded = options_.logical_shards != 0;
   const auto world = static_cast<std::size_t>(dealt_to(options_));
   const std::size_t shards = world / static_cast<std::size_t>(options_.world_size),
@@ -93,8 +94,12 @@ std::vector<std::int32_t> random_sampler_epoch(Generator& generator, std::int32_
   return Generator(seed).permutation(num_samples);
 }
 
-std::vector<std::int32_t> SequentialSampler::indices() const { return range({0, num_samples_}); }
-std::vector<std::int32_t> EvaluationSampler::indices() const { return range(range_); }
+std::vector<std::int32_t> SequentialSampler::indices() const {
+  return range({0, num_samples_});
+}
+std::vector<std::int32_t> EvaluationSampler::indices() const {
+  return range(range_);
+}
 std::vector<std::int32_t> RandomSampler::indices() const {
   return Generator(seed_ + epoch()).permutation(num_samples_);
 }

@@ -107,6 +107,6 @@ TEST_CASE("numbers are formatted as THOP's clever_format does") {
   REQUIRE(clever_format(84) == "84");
   const std::string table = to_table(counted(nn::mlp(), MacRule::kNew));
   REQUIRE(table.ends_with("669.706K\n"));
-  REQUIRE(table.find("fc1    Linear             512              401.408K    401.920K\n") !=
+  REQUIRE(table.find("fc1    Linear             512               401.408K    401.920K\n") !=
           std::string::npos);
 }

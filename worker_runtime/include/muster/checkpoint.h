@@ -3,8 +3,9 @@
 //
 //   run/step-00001234/model.safetensors   parameters and buffers by PyTorch's names, as save_state_dict()
 //   run/step-00001234/optim.safetensors   the optimizer's arenas: momentum.<name>, or exp_avg.<name> ...
-//   run/step-00001234/state.json          TrainingState, loss scale, random state; size and CRC-32C of each file
-//   run/LATEST, run/BEST                  the name of a directory each: the last one written, the best one
+//   run/step-00001234/state.json          TrainingState, loss scale, random state; size and CRC-32C of each
+//   file run/LATEST, run/BEST                  the name of a directory each: the last one written, the best
+//   one
 //
 // A step's directory is written under another name, its files and itself are synchronised to the disk, then
 // it is renamed, then LATEST is replaced: whatever happens in between (full disk, SIGKILL, power loss), what
@@ -101,10 +102,10 @@ struct ResumeOptions {
   /// The directory to continue from; empty: from the beginning. The one of `checkpoint` may have nothing yet,
   /// as a job's that its launcher may start again.
   std::string resume = {};
-  std::string model = {};                         ///< CheckpointOptions'
-  std::optional<std::uint64_t> seed = {};    ///< if given, the one a checkpoint must have
-  int batch_size = 1;                        ///< per rank
-  bool same_for_any_world = false;           ///< DdpOptions::logical_shards are used
+  std::string model = {};                  ///< CheckpointOptions'
+  std::optional<std::uint64_t> seed = {};  ///< if given, the one a checkpoint must have
+  int batch_size = 1;                      ///< per rank
+  bool same_for_any_world = false;         ///< DdpOptions::logical_shards are used
 };
 
 struct Resumed {
