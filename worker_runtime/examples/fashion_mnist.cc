@@ -25,9 +25,8 @@ using namespace muster;
 namespace {
 
 struct Arguments {
-  WorkerOptions worker;  // --init-method, --backend, --local-rank, --device, --gpu-memory-fraction
-  ResumeOptions run{.model = "garment",
-                    .batch_size = 4};  // --checkpoint, --resume, --model, --seed, --batch-size
+  WorkerOptions worker;
+  ResumeOptions run{.model = "garment", .batch_size = 4};
   int epochs = 2, logical_shards = 0, checkpoint_every = 0, log_every = 1000;
   float lr = 0.001F, momentum = 0.9F, label_smoothing = 0;
   bool scale_lr = false;
@@ -36,46 +35,37 @@ struct Arguments {
 
 void add_options(CLI::App& app, Arguments& args) {
   app.option_defaults()->always_capture_default();
-  const CLI::Range count(0, 1'000'000'000), part(0.0, 1.0);
-  app.add_option("--epochs", args.epochs, "in all, those of a resumed run included")->check(count);
-  app.add_option("-b,--batch-size", args.run.batch_size, "samples per step and rank")
-      ->check(CLI::Range(1, 65536));
-  app.add_option("--lr", args.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
+  const auto add = [&app](const char* flag, auto& value, const char* help) {
+    return app.add_option(flag, value, help);
+  };
+  const CLI::Range part(0.0, 1.0), count(0, 1'000'000'000), positive(1, 1'000'000'000);
+  add("--epochs", args.epochs, "in all, those of a resumed run included")->check(count);
+  add("-b,--batch-size", args.run.batch_size, "samples per step and rank")->check(CLI::Range(1, 65536));
+  add("--lr", args.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
   app.add_flag("--scale-lr", args.scale_lr, "times the number of ranks, whenever the world is another");
-  app.add_option("--optimizer", args.optimizer, "sgd or adamw")->check(CLI::IsMember({"sgd", "adamw"}));
-  app.add_option("--momentum", args.momentum, "of sgd")->check(part);
-  app.add_option("--label-smoothing", args.label_smoothing, "part of each label for all classes")
-      ->check(part);
-  app.add_option("--seed", args.run.seed, "of weights and order; 0 if not given")
-      ->check(CLI::NonNegativeNumber);
-  app.add_option("--data", args.data, "directory of the IDX files, plain or .gz");
-  app.add_option("--model", args.run.model, "garment (convolutions), lenet5 or mlp")
-      ->check(CLI::IsMember({"garment", "lenet5", "mlp"}));
-  app.add_option("--amp", args.amp, "mixed precision: bf16, or fp16 with a gradient scaler")
+  add("--optimizer", args.optimizer, "sgd or adamw")->check(CLI::IsMember({"sgd", "adamw"}));
+  add("--momentum", args.momentum, "of sgd")->check(part);
+  add("--label-smoothing", args.label_smoothing, "part of each label for all classes")->check(part);
+  add("--seed", args.run.seed, "of weights and order; 0 if not given")->check(CLI::NonNegativeNumber);
+  add("--data", args.data, "directory of the IDX files, plain or .gz");
+  add("--model", args.run.model, "garment: convolutions")->check(CLI::IsMember({"garment", "lenet5", "mlp"}));
+  add("--amp", args.amp, "mixed precision; fp16 scales the loss")
       ->check(CLI::IsMember({"off", "bf16", "fp16"}));
-  app.add_option(
-         "--logical-shards", args.logical_shards,
-         "a power of two: so many batches per step over all ranks, with results that do not depend on "
-         "the number of ranks, to the last bit; 0: a batch per rank")
+  add("--logical-shards", args.logical_shards,
+      "batches per step over all ranks, whose number then changes no bit; a power of two, 0: off")
       ->check(CLI::Range(0, 65536));
-  app.add_option("--checkpoint", args.run.checkpoint, "directory to save to after each epoch and at SIGTERM");
-  app.add_option("--checkpoint-every", args.checkpoint_every, "steps: saves within epochs, too")
-      ->check(count);
-  app.add_option("--resume", args.run.resume,
-                 "directory to continue from; that of --checkpoint may be empty yet");
-  app.add_option("--log-every", args.log_every, "steps over which the training loss is averaged")
-      ->check(CLI::Range(1, 1'000'000'000));
-  app.add_option("--log-dir", args.log_dir, "where rank 0 writes events for TensorBoard");
-  app.add_option("--profile", args.profile, "file for a Chrome trace of three steps of all ranks");
-  app.add_option("--init-method", args.worker.init_method,
-                 "env://, tcp://HOST:PORT?rank=R&world_size=W or file:///PATH?rank=R&world_size=W");
-  app.add_option("--backend", args.worker.backend, "auto, shm, tcp, nccl or gloo");
-  app.add_option("--local-rank,--local_rank", args.worker.local_rank, "place on this node; -1: found out");
-  app.add_option(
-      "--device", args.worker.device,
-      "auto: GPUs where there is one per rank; cpu; cuda; or the GPUs of the node's ranks, as 0,3");
-  app.add_option("--gpu-memory-fraction", args.worker.compute.memory_fraction,
-                 "what parameters, gradients, activations and data may take of the device's memory");
+  add("--checkpoint", args.run.checkpoint, "directory to save to after each epoch and at SIGTERM");
+  add("--checkpoint-every", args.checkpoint_every, "steps: saves within epochs, too")->check(count);
+  add("--resume", args.run.resume, "directory to continue from; that of --checkpoint may be empty yet");
+  add("--log-every", args.log_every, "steps over which the training loss is averaged")->check(positive);
+  add("--log-dir", args.log_dir, "where rank 0 writes events for TensorBoard");
+  add("--profile", args.profile, "file for a Chrome trace of three steps of all ranks");
+  add("--init-method", args.worker.init_method,
+      "env://, tcp://HOST:PORT?rank=R&world_size=W or file:///PATH?...");
+  add("--backend", args.worker.backend, "auto, shm, tcp, nccl or gloo");
+  add("--local-rank,--local_rank", args.worker.local_rank, "place on this node; -1: found out");
+  add("--device", args.worker.device, "auto, cpu, cuda, or the GPUs of this node's ranks, as 0,3");
+  add("--gpu-memory-fraction", args.worker.compute.memory_fraction, "what the arenas may take of the memory");
   app.callback([&args] {
     if (const auto known = args.worker.check(); !known) throw CLI::ValidationError(known.error().message);
     if (!std::isfinite(args.lr + args.momentum + args.label_smoothing))
@@ -134,26 +124,28 @@ Result<int> train(Arguments args) {
   }
   std::unique_ptr<Profiler> profiler;
   if (!args.profile.empty()) {
-    MUSTER_TRY(profiler, Profiler::create(compute, group, {.path = args.profile}));
+    MUSTER_TRY(profiler, Profiler::create(compute, group, {.schedule = {}, .path = args.profile}));
   }
 
   ProgressBar bar(stdout, context.rank == 0);
   const std::string ranks =
-      std::to_string(context.world_size) + (context.world_size == 1 ? " rank" : " ranks");
-  bar.print(
-      "%s on FashionMNIST: %ld parameters, %s MACs per image, %s (%s) on %s, batch %d per rank, lr %g, "
-      "momentum %g, seed %lu",
-      args.run.model.c_str(), model.num_parameters(), clever_format(model.macs_per_sample()).c_str(),
-      ranks.c_str(), std::string(group.backend()).c_str(), describe(compute).c_str(), args.run.batch_size,
-      args.lr, args.momentum, state.seed);
+      std::to_string(context.world_size) + " rank" + (context.world_size > 1 ? "s" : "");
+  bar.print("%s on FashionMNIST: %ld parameters, %s MACs, %s (%s) on %s, batch %d per rank, lr %g, seed %lu",
+            args.run.model.c_str(), model.num_parameters(), clever_format(model.macs_per_sample()).c_str(),
+            ranks.c_str(), std::string(group.backend()).c_str(), describe(compute).c_str(),
+            args.run.batch_size, args.lr, state.seed);
   if (state.step > 0)
     bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
-  Metrics last_window, last_epoch, test;
+  Metrics epoch, last_window, test;
   const std::int64_t first_step = state.step;
-  const std::int64_t step_images =
-      std::int64_t{args.run.batch_size} * ddp->shards_per_rank() * context.world_size;
-  double images = 0, seconds = 0;  // of training, without evaluations and checkpoints
+  const int step_images = args.run.batch_size * ddp->shards_per_rank() * context.world_size;
+  std::int64_t images = 0;
+  double seconds = 0;  // of training, without evaluations and checkpoints
   bool stop = false;
+  const auto save = [&, &checkpoints = run.checkpoints, &state = run.state](bool is_best) -> Result<void> {
+    trainer->progress().pause("checkpoint");  // takes as long as it takes: no hang is seen in it
+    return checkpoints ? checkpoints->save(state, is_best) : Result<void>();
+  };
   while (state.epoch < args.epochs && !stop) {
     sampler.set_epoch(static_cast<std::uint64_t>(state.epoch));
     MUSTER_OK(sampler.start_at(state.epoch_samples));
@@ -162,8 +154,8 @@ Result<int> train(Arguments args) {
     std::int64_t step = state.epoch_samples / step_images, window_begin = step;
     const std::int64_t steps = step + trainer->steps_in_epoch();
     bar.begin_epoch(static_cast<int>(state.epoch) + 1, args.epochs, steps, step);
-    Metrics epoch{.loss_sum = state.epoch_loss_sum, .num_samples = state.epoch_samples}, window;
-    images -= static_cast<double>(epoch.num_samples);
+    epoch = {.loss_sum = state.epoch_loss_sum, .num_samples = state.epoch_samples};
+    Metrics window;
     const auto begin = std::chrono::steady_clock::now();
     while (step < steps && !stop) {
       std::int64_t most = profiler ? 1 : std::min(args.log_every - step % args.log_every, steps - step);
@@ -177,17 +169,17 @@ Result<int> train(Arguments args) {
       state.schedule_step += done;
       bar.update(step);
       const bool ends = step == steps || stop, logs = step % args.log_every == 0;
-      const bool saves = checkpoints && args.checkpoint_every > 0 && state.step % args.checkpoint_every == 0;
+      const bool saves = args.checkpoint_every > 0 && state.step % args.checkpoint_every == 0;
       if (!ends && !logs && !saves) continue;
       MUSTER_TRY(const Metrics metrics, trainer->take_metrics());
       if (!std::isfinite(metrics.loss_sum))
-        return fail(ErrorCode::kFailed, "the training loss is no longer finite at step " +
-                                            std::to_string(state.step) + "; try a lower --lr");
+        return fail(ErrorCode::kFailed, "the training loss is no longer finite; try a lower --lr");
       epoch += metrics;
       window += metrics;
+      images += metrics.num_samples;
       state.epoch_samples = epoch.num_samples;
       state.epoch_loss_sum = epoch.loss_sum;
-      if (saves && !ends) MUSTER_OK(checkpoints->save(state));
+      if (saves && !ends) MUSTER_OK(save(false));
       if (!logs) continue;
       if (step - window_begin == args.log_every) {  // after a resumption a window may lack its beginning
         last_window = window;
@@ -199,31 +191,18 @@ Result<int> train(Arguments args) {
     }
     bar.clear();
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    images += static_cast<double>(epoch.num_samples);
-    last_epoch = epoch;
     if (step < steps) break;  // preempted
-    ++state.epoch;
-    state.epoch_samples = 0;
-    state.epoch_loss_sum = 0;
     MUSTER_TRY(test, trainer->evaluate(test_set));
-    const bool is_best = test.accuracy() > state.best_metric;
-    if (is_best) {
-      state.best_metric = test.accuracy();
-      state.best_epoch = state.epoch;
-    }
+    const bool is_best = state.end_epoch(test.accuracy());
     bar.print("epoch %ld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%", state.epoch, args.epochs,
               epoch.loss(), test.loss(), 100 * test.accuracy());
-    if (writer) {
-      writer->add_scalar("test/loss", test.loss(), state.step);
-      writer->add_scalar("test/accuracy", test.accuracy(), state.step);
-    }
-    trainer->progress().pause("checkpoint");
-    if (checkpoints) MUSTER_OK(checkpoints->save(state, is_best));
+    if (writer) writer->add_scalar("test/loss", test.loss(), state.step);
+    if (writer) writer->add_scalar("test/accuracy", test.accuracy(), state.step);
+    MUSTER_OK(save(is_best));
   }
 
   const bool preempted = state.epoch < args.epochs;
-  trainer->progress().pause("checkpoint");
-  if (checkpoints && preempted) MUSTER_OK(checkpoints->save(state));
+  if (preempted) MUSTER_OK(save(false));
   if (checkpoints) MUSTER_OK(checkpoints->wait());
   MUSTER_OK(group.barrier());  // nobody leaves while another rank still saves or computes
   if (preempted) {
@@ -236,18 +215,16 @@ Result<int> train(Arguments args) {
     MUSTER_TRY(test, trainer->evaluate(test_set));
     bar.print("train loss   -  (nothing to train: %ld of %d epochs were done)", state.epoch, args.epochs);
   } else {
-    const bool has_window = last_window.num_samples > 0;
-    bar.print("train loss   %.4f  (mean of the last %s; %.4f over the last epoch)",
-              (has_window ? last_window : last_epoch).loss(),
-              has_window ? ("full " + std::to_string(args.log_every) + " steps").c_str() : "epoch",
-              last_epoch.loss());
-    bar.print("speed        %.0f images/s  (%.0f it/s, %s, %.2f s of training)", images / seconds,
-              static_cast<double>(state.step - first_step) / seconds, ranks.c_str(), seconds);
+    const Metrics& last = last_window.num_samples > 0 ? last_window : epoch;
+    bar.print("train loss   %.4f  (mean of the last %ld images, all ranks; %.4f over the last epoch)",
+              last.loss(), last.num_samples, epoch.loss());
+    bar.print("speed        %.0f images/s  (%.0f it/s, %s, %.2f s of training)",
+              static_cast<double>(images) / seconds, static_cast<double>(state.step - first_step) / seconds,
+              ranks.c_str(), seconds);
   }
   bar.print("test loss    %.4f", test.loss());
   bar.print("accuracy     %.2f %%  (%ld of %ld)", 100 * test.accuracy(), test.correct, test.num_samples);
-  if (state.best_epoch > 0)
-    bar.print("best         %.2f %%  (epoch %ld)", 100 * state.best_metric, state.best_epoch);
+  bar.print("best         %.2f %%  (epoch %ld)", 100 * state.best_metric, state.best_epoch);
   if (const auto time = ddp->communication(); time.steps > 0 && ddp->buckets().size() > 1)
     bar.print("communication  %.2f ms a step, %.0f %% hidden behind backward", time.milliseconds_per_step(),
               100 * time.hidden_share());
