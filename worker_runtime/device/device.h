@@ -7,11 +7,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string_view>
 
 #include <muster/compute.h>
 
+#include "worker_runtime/device/copy_stream.h"
 #include "worker_runtime/device/step_recorder.h"
 
 namespace muster {
@@ -32,6 +34,10 @@ class Device {
   /// Counts memory of the device that somebody else allocates, as a group does: kExhausted beyond the cap.
   [[nodiscard]] Result<void> claim(std::size_t size_bytes);
   void unclaim(std::size_t size_bytes) { claimed_bytes_ -= size_bytes; }
+  /// Memory of the host, page-locked where the device is a GPU, so that copies from it run beside its work.
+  [[nodiscard]] virtual Result<std::shared_ptr<std::byte[]>> allocate_host(std::size_t size_bytes) {
+    return std::shared_ptr<std::byte[]>(new (std::nothrow) std::byte[size_bytes]);
+  }
   virtual void copy_to_device(void* device, const void* host, std::size_t size_bytes) = 0;
   virtual void copy_to_host(void* host, const void* device,
                             std::size_t size_bytes) = 0;  // waits for the copy
@@ -58,6 +64,8 @@ class Device {
   [[nodiscard]] virtual void* stream() const { return nullptr; }
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
   [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
+  /// nullptr where the device reads the host's memory (CPU).
+  [[nodiscard]] virtual std::unique_ptr<CopyStream> make_copy_stream() { return nullptr; }
 
  protected:
   Device() = default;

@@ -76,6 +76,15 @@ Result<void*> CudaDevice::allocate(std::size_t size_bytes) {
   return block;
 }
 
+Result<std::shared_ptr<std::byte[]>> CudaDevice::allocate_host(std::size_t size_bytes) {
+  MUSTER_OK(select(index_));
+  void* memory = nullptr;
+  MUSTER_OK(check(cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable),
+                  "cudaHostAlloc of " + std::to_string(size_bytes) + " bytes", index_));
+  return std::shared_ptr<std::byte[]>(static_cast<std::byte*>(memory),
+                                      [](std::byte* bytes) { (void)cudaFreeHost(bytes); });
+}
+
 void CudaDevice::copy_to_device(void* device, const void* host, std::size_t size_bytes) {
   if (size_bytes == 0) return;
   note(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, selected()), "copy to the GPU");
@@ -104,6 +113,10 @@ Result<void> CudaDevice::synchronize() {
 
 std::unique_ptr<StepRecorder> CudaDevice::make_step_recorder() {
   return make_cuda_step_recorder(index_, stream_, first_error_);
+}
+
+std::unique_ptr<CopyStream> CudaDevice::make_copy_stream() {
+  return make_cuda_copy_stream(index_, stream_);
 }
 
 cudaStream_t CudaDevice::selected() {
