@@ -3,7 +3,7 @@
 // write each sample straight into its place of a batch; order and random numbers do not depend on how many
 // there are. Nothing is allocated per batch. Used by one thread. Failure: the first error or exception of the
 // data set, in the order of the samples, with the sample's number; every later call returns it again. The
-// destructor ends and joins the workers, within an epoch too, when each has finished its sample.
+// destructor ends and joins the workers, within an epoch too, when each has finished the few samples it is at.
 // Source: torch.utils.data.DataLoader.
 #pragma once
 
@@ -87,6 +87,8 @@ struct Batch {
   std::span<const std::int32_t> indices;  ///< (samples): which of the data set
   /// Of uint8 inputs; nullptr: they are float32.
   const transforms::Normalize* normalize = nullptr;
+  std::uint64_t epoch = 0;
+  std::int64_t number = 0, batches = 0;  ///< in the epoch, from 0, of so many
 
   [[nodiscard]] int size() const { return static_cast<int>(labels.size()); }
 };
