@@ -8,6 +8,7 @@
 #include <muster/compute.h>
 
 #include "worker_runtime/device/cpu/cpu_device.h"
+#include "worker_runtime/device/tracer.h"
 #ifdef MUSTER_HAS_CUDA
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
@@ -42,6 +43,19 @@ Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
   (void)::madvise(memory.get(), rounded, MADV_HUGEPAGE);
   std::memset(memory.get(), 0, size_bytes);
   return memory;
+}
+
+void TraceRange::start(Device& device, std::string_view name, std::string_view category) {
+  device_ = &device;
+  name_ = name;
+  category_ = category;
+  device.push_range(std::string(name).c_str());
+  begin_ = std::chrono::steady_clock::now();
+}
+
+void TraceRange::finish() {
+  tracer_->events.push_back({std::string(name_), category_, begin_, std::chrono::steady_clock::now()});
+  device_->pop_range();
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {
