@@ -298,6 +298,30 @@ def test_a_checkpoint_that_cannot_be_read_or_written_is_one_line(job, tmp_path):
     one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}/file"), 1, "not a directory")
 
 
+FULL = """
+mount -t tmpfs -o size=1m tmpfs run || exit 99
+"$@" --epochs=5 --checkpoint=run
+echo "status $?"
+ls run
+"$@" --epochs=1 --resume=run
+"""
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_what_was_saved_is_there(bin_dir, job, tmp_path):
+    (tmp_path / "run").mkdir()
+    train = ("--batch-size=256", "--device=cpu")
+    done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL, "sh", bin_dir / "fashion_mnist", *train],
+                          cwd=tmp_path, env=environment(), text=True, capture_output=True, timeout=200, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"fashion_mnist: checkpoint step-00000705 of run: write run/\.tmp-\d+/\w+.safetensors: write: "
+                        r"No space left on device \(ENOSPC\)\n", done.stderr), done.stderr
+    first, rest = done.stdout.split("status 1\n")
+    assert rest.split()[:4] == ["BEST", "LATEST", "step-00000235", "step-00000470"]
+    # Of the two that fitted.
+    whole = job("--epochs=2", *train)
+    assert summary_of(rest)["sha256"] == summary_of(whole.stdout)["sha256"]
+
+
 def test_only_rank_0_must_be_able_to_write_the_checkpoint(ranks, tmp_path):
     path = tmp_path / "run"
     results = ranks(2, "--epochs=1", "--batch-size=256", "--device=cpu",

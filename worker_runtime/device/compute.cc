@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <cstring>
-#include <sys/mman.h>
 
 #include <fmt/format.h>
 
@@ -35,12 +34,10 @@ Result<void> Device::claim(std::size_t size_bytes) {
 }
 
 Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
-  constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  const std::size_t rounded = (size_bytes / kHugePage + 1) * kHugePage;
-  const std::shared_ptr<void> memory(std::aligned_alloc(kHugePage, rounded), &std::free);
+  constexpr std::size_t kPage = 4096;
+  const std::shared_ptr<void> memory(std::aligned_alloc(kPage, (size_bytes / kPage + 1) * kPage), &std::free);
   if (memory == nullptr)
     return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
-  (void)::madvise(memory.get(), rounded, MADV_HUGEPAGE);
   std::memset(memory.get(), 0, size_bytes);
   return memory;
 }

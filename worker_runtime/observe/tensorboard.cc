@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include <boost/crc.hpp>
 #include <fmt/format.h>
 
 #include <muster/tensorboard.h>
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "worker_runtime/core/crc32c.h"
 
 namespace muster {
 namespace {
@@ -48,17 +48,15 @@ void append_record(std::string& out, const std::string& data) {
     for (std::size_t i = 0; i < sizeof number; ++i)
       out.push_back(static_cast<char>(number >> (8 * i) & 0xff));
   };
-  const auto put_crc = [&put](const char* bytes, std::size_t size) {
-    boost::crc_optimal<32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, true, true> crc;  // CRC-32C
-    crc.process_bytes(bytes, size);
-    const std::uint32_t sum = crc.checksum();
+  const auto put_crc = [&put](std::string_view bytes) {
+    const std::uint32_t sum = crc32c(bytes);
     put((sum >> 15 | sum << 17) + 0xa282ead8U);
   };
   const std::size_t begin = out.size();
   put(std::uint64_t{data.size()});
-  put_crc(out.data() + begin, sizeof(std::uint64_t));
+  put_crc(std::string_view(out).substr(begin));
   out += data;
-  put_crc(data.data(), data.size());
+  put_crc(data);
 }
 
 /// -1e20 ... -1e-12, 0, 1e-12 ... 1e20, computed as TensorBoard does.

@@ -127,15 +127,11 @@ void Optimizer::run() const {
   if (state_->found_inf == 0) (void)update(work);
 }
 
-OptimizerState Optimizer::read_scalars() const {
-  StepState state;
-  model_->compute()->copy_to_host(&state, state_, sizeof state);
-  return {{}, state.steps, state.loss_scale, state.growth_tracker};
-}
-
 OptimizerState Optimizer::read_state() const {
   const Compute& compute = model_->compute();
-  OptimizerState saved = read_scalars();
+  StepState state;
+  compute->copy_to_host(&state, state_, sizeof state);
+  OptimizerState saved{{}, state.steps, state.loss_scale, state.growth_tracker};
   for (const float* const arena : arenas_) {
     saved.arenas.emplace_back(model_->arena_elements());
     compute->copy_to_host(saved.arenas.back().data(), arena, model_->arena_bytes());

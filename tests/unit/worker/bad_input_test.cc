@@ -14,8 +14,8 @@
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/trainer_run.h"
-#include "worker_runtime/device/device.h"
 #include "worker_runtime/checkpoint/safetensors.h"
+#include "worker_runtime/device/device.h"
 
 using namespace muster;
 using nn::Value;
