@@ -37,6 +37,26 @@ TEST_CASE("a trainer that replays its steps on a GPU computes the same bits as o
   });
 }
 
+TEST_CASE("a GPU trains on a loader's batches, copied beside its steps, to the bits of the resident data set") {
+  const TemporaryDirectory directory;
+  run(1, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 1));
+    const auto resident = train(member, false);
+    if (!resident) return text_of(resident.error());
+    for (const Feed feed : {Feed::kBytes, Feed::kFloats})
+      for (const bool capture : {false, true}) {
+        TrainerRun run;
+        STEP(run.start(member.kernels->device(), *member.group, capture, 8, feed));
+        const auto loaded = run.run();
+        if (!loaded) return text_of(loaded.error());
+        EXPECT(loaded->same_results(*resident));
+        EXPECT(loaded->num_replays == (capture ? TrainerRun::replays(1) : 0));
+      }
+    return "";
+  });
+}
+
 TEST_CASE(
     "trainers of two NCCL ranks that replay their steps compute the same bits as those that call them") {
   const TemporaryDirectory directory;
