@@ -73,6 +73,13 @@ def test_two_ranks_train_evaluate_and_keep_the_last_and_the_best(train, tmp_path
     assert all(tag in events for tag in (b"train/loss", b"train/lr", b"val/loss", b"val/acc1", b"val/acc5"))
 
 
+def test_a_trace_shows_the_data_beside_the_model(train, tmp_path):
+    train("--epochs=1", f"--profile={tmp_path}/trace.json", world=2)
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {event["name"] for event in trace}
+    assert {event["pid"] for event in trace} == {0, 1} and "data" in names and any("layer1.0.conv1" in name for name in names)
+
+
 def test_the_number_of_workers_changes_no_bit(train):
     assert sha256_of(train("--epochs=1", "-j0")) == sha256_of(train("--epochs=1", "-j3"))
 

@@ -119,15 +119,13 @@ Result<int> train(const Arguments& args) {
   MUSTER_TRY(auto run, resume(model, *optimizer, group, args.run));
   auto& [checkpoints, state] = run;
 
-  MUSTER_TRY(auto sampler, DistributedSampler::create({.num_samples = train_set.size(),
-                                                       .rank = context.rank,
-                                                       .world_size = context.world_size,
-                                                       .seed = state.seed}));
+  SamplerOptions order{train_set.size(), context.rank, context.world_size};
+  order.seed = state.seed;
+  MUSTER_TRY(const auto sampler, DistributedSampler::create(order));
   const EvaluationSampler val_sampler(val_set.size(), context.rank, context.world_size);
-  const DataLoaderOptions loading{.batch_size = args.run.batch_size,
-                                  .num_workers = args.workers,
-                                  .pin_memory = compute,
-                                  .seed = state.seed};
+  DataLoaderOptions loading{.batch_size = args.run.batch_size, .num_workers = args.workers};
+  loading.pin_memory = compute;
+  loading.seed = state.seed;
   MUSTER_TRY(const auto train_loader, DataLoader::create(train_set, sampler, loading));
   MUSTER_TRY(const auto val_loader, DataLoader::create(val_set, val_sampler, loading));
 
@@ -149,10 +147,9 @@ Result<int> train(const Arguments& args) {
     return 0;
   }
   const std::int64_t steps = train_loader->size();
-  if (args.run.resume.empty()) state.epoch = args.start_epoch;
+  if (state.step == 0) state.epoch = args.start_epoch;
   if (state.step > 0)
     bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
-
   MUSTER_TRY(const auto preemption, Preemption::create(context));
   std::unique_ptr<SummaryWriter> writer;
   if (context.rank == 0 && !args.log_dir.empty()) {
@@ -197,10 +194,7 @@ Result<int> train(const Arguments& args) {
       epoch += window;
       state.epoch_samples = epoch.num_samples;
       state.epoch_loss_sum = epoch.loss_sum;
-      bar.interval({.loss = window.loss(),
-                    .images = window.num_samples,
-                    .lr = optimizer->lr(),
-                    .data_time = train_loader->wait_time()});
+      bar.interval({window.loss(), window.num_samples, optimizer->lr(), train_loader->wait_time()});
       if (writer) writer->add_scalar("train/loss", window.loss(), state.step);
       if (writer) writer->add_scalar("train/lr", optimizer->lr(), state.step);
     }
