@@ -253,6 +253,16 @@ class DirectoryManager final : public CheckpointManager {
 
 }  // namespace
 
+bool TrainingState::end_epoch(double metric) {
+  ++epoch;
+  epoch_samples = 0;
+  epoch_loss_sum = 0;
+  if (metric <= best_metric) return false;
+  best_metric = metric;
+  best_epoch = epoch;
+  return true;
+}
+
 void TrainingState::continue_with(int new_world_size, int new_batch_size) {
   const double before = static_cast<double>(world_size) * batch_size;
   const double after = static_cast<double>(new_world_size) * new_batch_size;

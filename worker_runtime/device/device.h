@@ -7,11 +7,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string_view>
 
 #include <muster/compute.h>
 
+#include "worker_runtime/device/copy_stream.h"
 #include "worker_runtime/device/step_recorder.h"
 
 namespace muster {
@@ -63,6 +65,8 @@ class Device {
   [[nodiscard]] virtual void* stream() const { return nullptr; }
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
   [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
+  /// nullptr where the device reads the host's memory (CPU).
+  [[nodiscard]] virtual std::unique_ptr<CopyStream> make_copy_stream() { return nullptr; }
 
   /// Where the steps' ranges go (tracer.h); nullptr: nowhere.
   [[nodiscard]] Tracer* tracer() const { return tracer_; }

@@ -38,6 +38,10 @@ struct TrainingState {
   std::int32_t world_size = 1;     ///< of the run that wrote it
   std::int32_t batch_size = 1;     ///< per rank
 
+  /// The epoch is trained and was evaluated: what is kept of it goes back to zero. Whether `metric` is the
+  /// best so far.
+  bool end_epoch(double metric);
+
   /// For a world or batches of another size: schedule_step moves to where as many samples were trained by
   /// steps of the new size. The rest counts in samples and epochs and stays.
   void continue_with(int new_world_size, int new_batch_size);
@@ -95,5 +99,28 @@ class CheckpointManager {
  protected:
   CheckpointManager() = default;
 };
+
+struct ResumeOptions {
+  std::string checkpoint = {};  ///< the directory that is written to; empty: none is
+  /// The directory to continue from; empty: from the beginning. The one of `checkpoint` may have nothing yet,
+  /// as a job's that its launcher may start again.
+  std::string resume = {};
+  std::string model = {};                  ///< CheckpointOptions'
+  std::optional<std::uint64_t> seed = {};  ///< if given, the one a checkpoint must have
+  int batch_size = 1;                      ///< per rank
+  bool same_for_any_world = false;         ///< DdpOptions::logical_shards are used
+};
+
+struct Resumed {
+  std::unique_ptr<CheckpointManager> checkpoints;  ///< nullptr: none are written
+  TrainingState state;                             ///< of this world; a new one's seed is ResumeOptions' or 0
+};
+
+/// What a program's --checkpoint and --resume come to: CheckpointManager's create() and restore(), and
+/// TrainingState::continue_with(). A collective. Rank 0 notes on standard error where the run continues with
+/// another world or batch. kInvalidArgument: `checkpoint` has another run's, or a checkpoint another seed;
+/// kNotFound: nothing to resume.
+[[nodiscard]] Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& group,
+                                     const ResumeOptions& options);
 
 }  // namespace muster

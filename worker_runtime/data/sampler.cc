@@ -13,6 +13,12 @@ std::int32_t dealt_to(const SamplerOptions& options) {
   return options.logical_shards != 0 ? options.logical_shards : options.world_size;
 }
 
+std::vector<std::int32_t> range(SampleRange samples) {
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(samples.size()));
+  std::iota(indices.begin(), indices.end(), samples.begin);
+  return indices;
+}
+
 }  // namespace
 
 Result<DistributedSampler> DistributedSampler::create(const SamplerOptions& options) {
@@ -46,11 +52,12 @@ Result<void> DistributedSampler::start_at(std::int64_t trained) {
                 "sampler: " + std::to_string(trained) + " of " + std::to_string(options_.num_samples) +
                     " samples are used up; these are no steps of " + std::to_string(step));
   trained_ = static_cast<std::int32_t>(trained);
+  begun_epoch_ = epoch();
   return {};
 }
 
 std::int32_t DistributedSampler::num_samples() const {
-  const std::int32_t rest = options_.num_samples - trained_, world = dealt_to(options_);
+  const std::int32_t rest = options_.num_samples - used_up(), world = dealt_to(options_);
   const std::int32_t of_shard = rest / world + (!options_.drop_last && rest % world != 0 ? 1 : 0);
   return of_shard * (world / options_.world_size);
 }
@@ -58,7 +65,7 @@ std::int32_t DistributedSampler::num_samples() const {
 std::vector<std::int32_t> DistributedSampler::indices() const {
   std::vector<std::int32_t> order;
   if (options_.shuffle) {
-    order = Generator(options_.seed + epoch_).permutation(options_.num_samples);
+    order = Generator(options_.seed + epoch()).permutation(options_.num_samples);
   } else {
     order.resize(static_cast<std::size_t>(options_.num_samples));
     std::iota(order.begin(), order.end(), 0);
@@ -71,12 +78,13 @@ std::vector<std::int32_t> DistributedSampler::indices() const {
   const std::size_t shards = world / static_cast<std::size_t>(options_.world_size),
                     of_shard = of_rank / shards;
   const std::size_t batch = sharded ? static_cast<std::size_t>(options_.batch_size) : of_shard;
+  const auto first = static_cast<std::size_t>(used_up());
   std::vector<std::int32_t> mine;
   mine.reserve(of_rank);
   for (std::size_t begin = 0; begin < of_shard; begin += batch)
     for (std::size_t shard = rank * shards; shard < (rank + 1) * shards; ++shard)
       for (std::size_t i = begin; i < std::min(begin + batch, of_shard); ++i)
-        mine.push_back(order[(static_cast<std::size_t>(trained_) + shard + i * world) % order.size()]);
+        mine.push_back(order[(first + shard + i * world) % order.size()]);
   return mine;
 }
 
@@ -84,6 +92,16 @@ std::vector<std::int32_t> random_sampler_epoch(Generator& generator, std::int32_
   static_cast<void>(generator.random_int64());  // the iterator's base seed, for worker processes
   const auto seed = static_cast<std::uint64_t>(generator.random_int64());
   return Generator(seed).permutation(num_samples);
+}
+
+std::vector<std::int32_t> SequentialSampler::indices() const {
+  return range({0, num_samples_});
+}
+std::vector<std::int32_t> EvaluationSampler::indices() const {
+  return range(range_);
+}
+std::vector<std::int32_t> RandomSampler::indices() const {
+  return Generator(seed_ + epoch()).permutation(num_samples_);
 }
 
 SampleRange evaluation_range(std::int32_t num_samples, int rank, int world_size) {
