@@ -122,9 +122,10 @@ Result<int> train(Arguments args) {
     MUSTER_TRY(profiler, Profiler::create(compute, group, {.schedule = {}, .path = args.profile}));
   }
 
+  MUSTER_TRY(const ModelProfile counted, profile(model, {1, 1, 28, 28}, {.rule = MacRule::kPure}));
   ProgressBar bar(stdout, context.rank == 0);
   bar.print("%s on FashionMNIST: %ld parameters, %s MACs, %s, batch %d per rank, lr %g, seed %lu",
-            args.run.model.c_str(), model.num_parameters(), clever_format(model.macs_per_sample()).c_str(),
+            args.run.model.c_str(), model.num_parameters(), clever_format(counted.macs).c_str(),
             describe(worker).c_str(), args.run.batch_size, args.lr, state.seed);
   if (state.step > 0)
     bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
