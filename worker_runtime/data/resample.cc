@@ -90,29 +90,45 @@ ResampleWeights weigh(double begin, double end, int size, int count) {
   return weights;
 }
 
+void horizontally(const transforms::Image& from, const ResampleWeights& weights, transforms::Image& to) {
+  const std::size_t bytes = 3 * weights.taps.size(), stride = 3 * static_cast<std::size_t>(from.width);
+  const auto rows = static_cast<std::size_t>(from.height);
+  // Behind the last row there is a byte to read, and one to write.
+  std::vector<std::uint8_t> last(stride + 1);
+  to = {static_cast<int>(weights.taps.size()), from.height, std::move(to.pixels)};
+  to.pixels.resize(rows * bytes + 1);
+  for (std::size_t y = 0; y < rows; ++y) {
+    const std::uint8_t* row = from.pixels.data() + y * stride;
+    if (y + 1 == rows) row = static_cast<const std::uint8_t*>(std::memcpy(last.data(), row, stride));
+    HWY_DYNAMIC_DISPATCH(across)(row, weights, to.pixels.data() + y * bytes);
+  }
+  to.pixels.pop_back();
+}
+
+void vertically(const transforms::Image& from, const ResampleWeights& weights, transforms::Image& to) {
+  const std::size_t bytes = 3 * static_cast<std::size_t>(from.width);
+  to = {from.width, static_cast<int>(weights.taps.size()), std::move(to.pixels)};
+  to.pixels.resize(bytes * weights.taps.size());
+  std::uint8_t* out = to.pixels.data();
+  for (const ResampleWeights::Taps& tap : weights.taps) {
+    HWY_DYNAMIC_DISPATCH(down)(from.pixels.data() + static_cast<std::size_t>(tap.first) * bytes, bytes, tap.count,
+                               weights.factors.data() + tap.factors, out);
+    out += bytes;
+  }
+}
+
 }  // namespace
 
 void resample(const transforms::Image& from, const Box& box, int width, int height, transforms::Image& to) {
-  const ResampleWeights columns = weigh(box.left, box.right, from.width, width);
-  const ResampleWeights rows = weigh(box.top, box.bottom, from.height, height);
-  const auto bytes = 3 * static_cast<std::size_t>(width), stride = 3 * static_cast<std::size_t>(from.width);
-  const auto top = static_cast<std::size_t>(rows.taps.front().first),
-             end = static_cast<std::size_t>(rows.taps.back().first + rows.taps.back().count);
-  std::vector<std::uint8_t> narrowed((end - top) * bytes + 1), last(stride + 1);
-  for (std::size_t y = top; y < end; ++y) {
-    const std::uint8_t* row = from.pixels.data() + y * stride;
-    // Behind the image's last byte there is none to read.
-    if (row + stride == from.pixels.data() + from.pixels.size())
-      row = static_cast<const std::uint8_t*>(std::memcpy(last.data(), row, stride));
-    HWY_DYNAMIC_DISPATCH(across)(row, columns, narrowed.data() + (y - top) * bytes);
-  }
-  to = {width, height, std::move(to.pixels)};
-  to.pixels.resize(bytes * static_cast<std::size_t>(height));
-  std::uint8_t* out = to.pixels.data();
-  for (const ResampleWeights::Taps& tap : rows.taps) {
-    HWY_DYNAMIC_DISPATCH(down)(narrowed.data() + (static_cast<std::size_t>(tap.first) - top) * bytes, bytes, tap.count,
-                               rows.factors.data() + tap.factors, out);
-    out += bytes;
+  transforms::Image between;
+  // Pillow 13's order.
+  const int lower = from.height - height;
+  if (lower > 0 && lower > 2 * (from.width - width)) {
+    vertically(from, weigh(box.top, box.bottom, from.height, height), between);
+    horizontally(between, weigh(box.left, box.right, from.width, width), to);
+  } else {
+    horizontally(from, weigh(box.left, box.right, from.width, width), between);
+    vertically(between, weigh(box.top, box.bottom, from.height, height), to);
   }
 }
 
