@@ -7,9 +7,13 @@
 #include <muster/compute.h>
 
 #include "worker_runtime/device/cpu/cpu_device.h"
+#include "worker_runtime/device/tracer.h"
 #ifdef MUSTER_HAS_CUDA
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#endif
 #endif
 
 namespace muster {
@@ -32,6 +36,7 @@ Result<void> Device::claim(std::size_t size_bytes) {
                   size_bytes, name(), claimed_bytes_, *cap_bytes_, options_.memory_fraction));
 }
 
+<<<<<<< HEAD
 Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
   constexpr std::size_t kPage = 4096;
   const std::shared_ptr<void> memory(std::aligned_alloc(kPage, (size_bytes / kPage + 1) * kPage), &std::free);
@@ -39,6 +44,22 @@ Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
     return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
   std::memset(memory.get(), 0, size_bytes);
   return memory;
+=======
+void TraceRange::start(std::string_view name, std::string_view category) {
+  name_ = name;
+  category_ = category;
+#ifdef NVTX_VERSION
+  nvtxRangePushA(std::string(name).c_str());
+#endif
+  begin_ = std::chrono::steady_clock::now();
+}
+
+void TraceRange::finish() {
+  tracer_->events.push_back({std::string(name_), category_, begin_, std::chrono::steady_clock::now()});
+#ifdef NVTX_VERSION
+  nvtxRangePop();
+#endif
+>>>>>>> main
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {
