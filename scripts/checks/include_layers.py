@@ -50,7 +50,7 @@ FOLDERS = [
     ("worker_runtime/examples", "include", "programs that use the installed headers alone"),
     ("worker_runtime/preflight", "device include ops", "muster-preflight: exact products on each device"),
     ("worker_runtime/checkpoint", "core device include training", "checkpoints: directories of safetensors files"),
-    ("worker_runtime/training", "device include ops", "data-parallel training"),
+    ("worker_runtime/training", "core device include ops", "data-parallel training"),
     ("worker_runtime/optim", "device include ops", "optimizers"),
     ("worker_runtime/nn", "include", "models by name"),
     ("worker_runtime/graph", "core device include ops", "operations over values: arenas, lifetimes, the walk"),
