@@ -36,6 +36,14 @@ Result<void> Device::claim(std::size_t size_bytes) {
                   size_bytes, name(), claimed_bytes_, *cap_bytes_, options_.memory_fraction));
 }
 
+Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
+  const std::shared_ptr<void> memory(std::malloc(size_bytes), &std::free);
+  if (memory == nullptr)
+    return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
+  std::memset(memory.get(), 0, size_bytes);  // given now, not page by page later
+  return memory;
+}
+
 void TraceRange::start(std::string_view name, std::string_view category) {
   name_ = name;
   category_ = category;
@@ -50,15 +58,6 @@ void TraceRange::finish() {
 #ifdef NVTX_VERSION
   nvtxRangePop();
 #endif
-}
-
-Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
-  constexpr std::size_t kPage = 4096;
-  const std::shared_ptr<void> memory(std::aligned_alloc(kPage, (size_bytes / kPage + 1) * kPage), &std::free);
-  if (memory == nullptr)
-    return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
-  std::memset(memory.get(), 0, size_bytes);
-  return memory;
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {
