@@ -57,7 +57,7 @@ FOLDERS = [
     ("worker_runtime/graph", "core device include ops", "operations over values: arenas, lifetimes, the walk"),
     ("worker_runtime/ops", "device include", "a folder for each operation"),
     ("worker_runtime/groups", "core device include", "process groups"),
-    ("worker_runtime/observe", "core include", "what a worker tells its agent"),
+    ("worker_runtime/observe", "core include", "what a worker tells its agent, MACs, TensorBoard"),
     ("worker_runtime/device", "core include", "memory, streams and capture: the CPU and GPUs"),
     ("worker_runtime/core", "include", "placement, random numbers, shared libraries"),
     ("worker_runtime/include", "", "installed headers"),

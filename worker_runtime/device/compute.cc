@@ -11,6 +11,9 @@
 #ifdef MUSTER_HAS_CUDA
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#endif
 #endif
 
 namespace muster {
@@ -42,17 +45,20 @@ Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
   return memory;
 }
 
-void TraceRange::start(Device& device, std::string_view name, std::string_view category) {
-  device_ = &device;
+void TraceRange::start(std::string_view name, std::string_view category) {
   name_ = name;
   category_ = category;
-  device.push_range(std::string(name).c_str());
+#ifdef NVTX_VERSION
+  nvtxRangePushA(std::string(name).c_str());
+#endif
   begin_ = std::chrono::steady_clock::now();
 }
 
 void TraceRange::finish() {
   tracer_->events.push_back({std::string(name_), category_, begin_, std::chrono::steady_clock::now()});
-  device_->pop_range();
+#ifdef NVTX_VERSION
+  nvtxRangePop();
+#endif
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {

@@ -71,9 +71,6 @@ class Device {
   /// Where the steps' ranges go (tracer.h); nullptr: nowhere.
   [[nodiscard]] Tracer* tracer() const { return tracer_; }
   void set_tracer(Tracer* tracer) { tracer_ = tracer; }
-  /// Opens and closes a range in the tools of the device's vendor (NVTX).
-  virtual void push_range(const char* /*name*/) {}
-  virtual void pop_range() {}
 
  protected:
   Device() = default;

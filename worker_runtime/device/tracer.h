@@ -26,8 +26,9 @@ struct Tracer {
 /// An event from here to the end of the scope, and an NVTX range on a GPU. `name` lives as long.
 class TraceRange {
  public:
-  TraceRange(Device& device, std::string_view name, std::string_view category) : tracer_(device.tracer()) {
-    if (tracer_ != nullptr) start(device, name, category);
+  TraceRange(const Device& device, std::string_view name, std::string_view category)
+      : tracer_(device.tracer()) {
+    if (tracer_ != nullptr) start(name, category);
   }
   ~TraceRange() {
     if (tracer_ != nullptr) finish();
@@ -36,11 +37,10 @@ class TraceRange {
   TraceRange& operator=(const TraceRange&) = delete;
 
  private:
-  void start(Device& device, std::string_view name, std::string_view category);
+  void start(std::string_view name, std::string_view category);
   void finish();
 
   Tracer* const tracer_;
-  Device* device_;
   std::string_view name_, category_;
   Tracer::Time begin_;
 };

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -49,74 +48,91 @@ Result<Offset> measure_offset(ProcessGroup& group, HostCollectives& host) {
   return Offset{low + (high - low) / 2, (high - low) / 2};
 }
 
-}  // namespace
+class StepProfiler final : public Profiler {
+ public:
+  StepProfiler(const Compute& compute, ProcessGroup& group, const ProfilerOptions& options)
+      : compute_(compute), group_(&group), options_(options), host_(group, compute) {
+    begin_step();
+  }
+  ~StepProfiler() override {
+    if (compute_->tracer() == &tracer_) compute_->set_tracer(nullptr);
+  }
 
-struct Profiler::State {
-  Compute compute;
-  ProcessGroup* group;
-  ProfilerOptions options;
-  HostCollectives host;
-  Tracer tracer;
-  int steps = 0;  // that have ended
-  bool done = false;
-  Clock::time_point step_begun{};
+  Result<void> step() override {
+    if (is_done()) return {};
+    tracer_.events.push_back({fmt::format("ProfilerStep#{}", steps_), "step", step_begun_, Clock::now()});
+    ++steps_;
+    if (!is_done()) {
+      begin_step();
+      return {};
+    }
+    compute_->set_tracer(nullptr);
+    return write();
+  }
+  bool is_done() const override {
+    return steps_ == options_.schedule.wait + options_.schedule.warmup + options_.schedule.active;
+  }
 
+ private:
   void begin_step() {
-    const ProfilerSchedule& s = options.schedule;
-    if (steps == s.wait) compute->set_tracer(&tracer);
-    if (steps == s.wait + s.warmup) tracer.events.clear();  // and keep their memory
-    step_begun = Clock::now();
+    if (steps_ == options_.schedule.wait) compute_->set_tracer(&tracer_);
+    if (steps_ <= options_.schedule.wait + options_.schedule.warmup) tracer_.events.clear();  // keeps memory
+    step_begun_ = Clock::now();
   }
 
   /// This rank's events on rank 0's clock, as elements of a JSON array.
   std::string to_json(const Offset& offset) const {
-    const int rank = group->rank();
+    const int rank = group_->rank();
     const auto microseconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1000; };
-    const auto metadata = [rank](const char* what, int thread, const nlohmann::json& args) {
-      return nlohmann::json{{"ph", "M"}, {"pid", rank}, {"tid", thread}, {"name", what}, {"args", args}}
-          .dump();
+    std::string text;
+    const auto add = [&](const char* phase, int thread, std::string_view name, nlohmann::json json) {
+      json.update({{"ph", phase}, {"pid", rank}, {"tid", thread}, {"name", name}});
+      text +=
+          (text.empty() ? "" : ",\n") + json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     };
-    std::string text = metadata("process_name", 0, {{"name", fmt::format("rank {}", rank)}}) + ",\n" +
-                       metadata("process_sort_index", 0, {{"sort_index", rank}}) + ",\n" +
-                       metadata("process_labels", 0,
-                                {{"labels", fmt::format("clock +-{} us", microseconds(offset.error))}}) +
-                       ",\n" + metadata("thread_name", 0, {{"name", "step"}}) + ",\n" +
-                       metadata("thread_name", 1, {{"name", "communication"}});
-    for (const Tracer::Event& event : tracer.events)
-      text += ",\n" + nlohmann::json{{"ph", "X"},
-                                     {"pid", rank},
-                                     {"tid", event.beside ? 1 : 0},
-                                     {"name", event.name},
-                                     {"cat", event.category},
-                                     {"ts", microseconds(nanoseconds(event.begin) + offset.nanoseconds)},
-                                     {"dur", microseconds((event.end - event.begin).count())}}
-                          .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const auto describe = [&](std::string_view what, int thread, const char* key, const auto& value) {
+      add("M", thread, what, {{"args", {{key, value}}}});
+    };
+    describe("process_name", 0, "name", fmt::format("rank {}", rank));
+    describe("process_sort_index", 0, "sort_index", rank);
+    describe("process_labels", 0, "labels", fmt::format("clock +-{} us", microseconds(offset.error)));
+    describe("thread_name", 0, "name", "step");
+    describe("thread_name", 1, "name", "communication");
+    for (const Tracer::Event& event : tracer_.events)
+      add("X", event.beside ? 1 : 0, event.name,
+          {{"cat", event.category},
+           {"ts", microseconds(nanoseconds(event.begin) + offset.nanoseconds)},
+           {"dur", microseconds((event.end - event.begin).count())}});
     return text;
   }
 
   Result<void> write() {
-    MUSTER_TRY(const Offset offset, measure_offset(*group, host));
+    MUSTER_TRY(const Offset offset, measure_offset(*group_, host_));
     const std::string mine = to_json(offset);
     const auto size = static_cast<std::int64_t>(mine.size());
-    std::vector<std::int64_t> sizes(static_cast<std::size_t>(group->world_size()));
-    MUSTER_OK(host.all_gather({&size, 1, DType::kInt64}, {sizes.data(), sizes.size(), DType::kInt64}));
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->world_size()));
+    MUSTER_OK(host_.all_gather({&size, 1, DType::kInt64}, {sizes.data(), sizes.size(), DType::kInt64}));
     std::string all = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-    for (int rank = 0; rank < group->world_size(); ++rank) {
-      std::string part = rank == group->rank() ? mine : std::string();
+    for (int rank = 0; rank < group_->world_size(); ++rank) {
+      std::string part = rank == group_->rank() ? mine : std::string();
       part.resize(static_cast<std::size_t>(sizes[static_cast<std::size_t>(rank)]));
-      MUSTER_OK(host.broadcast({part.data(), part.size(), DType::kUInt8}, rank));
-      if (group->rank() == 0) all += (rank == 0 ? "" : ",\n") + part;
+      MUSTER_OK(host_.broadcast({part.data(), part.size(), DType::kUInt8}, rank));
+      if (group_->rank() == 0) all += (rank == 0 ? "" : ",\n") + part;
     }
-    all += "\n]}\n";
-    if (group->rank() != 0) return {};
-    return write_file_atomically(options.path, std::array<std::string_view, 1>{all});
+    if (group_->rank() != 0) return {};
+    return write_file_atomically(options_.path, std::array<std::string_view, 2>{all, "\n]}\n"});
   }
+
+  const Compute compute_;
+  ProcessGroup* const group_;
+  const ProfilerOptions options_;
+  HostCollectives host_;
+  Tracer tracer_;
+  int steps_ = 0;  // that have ended
+  Clock::time_point step_begun_;
 };
 
-Profiler::Profiler(std::unique_ptr<State> state) : state_(std::move(state)) {}
-Profiler::~Profiler() {
-  if (state_->compute->tracer() == &state_->tracer) state_->compute->set_tracer(nullptr);
-}
+}  // namespace
 
 Result<std::unique_ptr<Profiler>> Profiler::create(const Compute& compute, ProcessGroup& group,
                                                    const ProfilerOptions& options) {
@@ -126,31 +142,7 @@ Result<std::unique_ptr<Profiler>> Profiler::create(const Compute& compute, Proce
                 fmt::format("profiler: a schedule of {} steps to wait, {} to warm up and {} active; at least "
                             "one is active, none is negative",
                             s.wait, s.warmup, s.active));
-  // NOLINTNEXTLINE(cppcoreguidelines-owning-memory): private constructor
-  std::unique_ptr<Profiler> made(new Profiler(
-      std::make_unique<State>(State{compute, &group, options, HostCollectives(group, compute), {}, {}})));
-  made->state_->begin_step();
-  return made;
-}
-
-Result<void> Profiler::step() {
-  State& state = *state_;
-  if (state.done) return {};
-  const ProfilerSchedule& s = state.options.schedule;
-  if (state.compute->tracer() == &state.tracer)
-    state.tracer.events.push_back(
-        {fmt::format("ProfilerStep#{}", state.steps), "step", state.step_begun, Clock::now()});
-  if (++state.steps < s.wait + s.warmup + s.active) {
-    state.begin_step();
-    return {};
-  }
-  state.done = true;
-  state.compute->set_tracer(nullptr);
-  return state.write();
-}
-
-bool Profiler::is_done() const {
-  return state_->done;
+  return std::make_unique<StepProfiler>(compute, group, options);
 }
 
 RecordFunction::RecordFunction(const Compute& compute, std::string_view name) {

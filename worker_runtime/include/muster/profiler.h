@@ -41,20 +41,18 @@ class Profiler {
   /// `group` outlives the profiler. kInvalidArgument: a negative number of steps, or none active.
   [[nodiscard]] static Result<std::unique_ptr<Profiler>> create(const Compute& compute, ProcessGroup& group,
                                                                 const ProfilerOptions& options = {});
-  ~Profiler();
+  virtual ~Profiler() = default;
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
   /// A step has ended. After the last active one this is a collective, in which rank 0 writes the file: kIo
-  /// on rank 0 if it cannot, the group's error on any.
-  [[nodiscard]] Result<void> step();
+  /// on rank 0 if it cannot, the group's error on any. Afterwards it does nothing.
+  [[nodiscard]] virtual Result<void> step() = 0;
   /// The file is written, or could not be.
-  [[nodiscard]] bool is_done() const;
+  [[nodiscard]] virtual bool is_done() const = 0;
 
- private:
-  struct State;
-  explicit Profiler(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+ protected:
+  Profiler() = default;
 };
 
 /// torch.profiler.record_function: a range of the program's own in the timeline, until the end of the scope;
