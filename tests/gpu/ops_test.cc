@@ -187,7 +187,8 @@ TEST_CASE("a checkpoint that is written on a GPU is restored there and on the CP
   };
   Run saved(compute, *group, dir.path());
   std::vector<float> grads(saved.model->arena_elements());
-  Generator(3).uniform(grads, -1, 1);
+  for (const nn::Parameter& parameter : saved.model->parameters())
+    Generator(3).uniform(std::span(grads).subspan(parameter.offset, parameter.count), -1, 1);
   compute->copy_to_device(saved.model->grads(), grads.data(), grads.size() * sizeof(float));
   saved.adamw->step();
   const auto params = saved.model->read_params();
@@ -200,8 +201,9 @@ TEST_CASE("a checkpoint that is written on a GPU is restored there and on the CP
     const auto state = restored.manager->restore();
     REQUIRE_OK(state);
     REQUIRE((*state)->step == 1);
-    REQUIRE(restored.model->read_params() == params);
-    REQUIRE(restored.model->read_buffers() == saved.model->read_buffers());
-    REQUIRE(restored.adamw->read_state() == optimizer);
+    // In parentheses: Catch2 would print them.
+    REQUIRE((restored.model->read_params() == params));
+    REQUIRE((restored.model->read_buffers() == saved.model->read_buffers()));
+    REQUIRE((restored.adamw->read_state() == optimizer));
   }
 }

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -12,7 +11,7 @@
 #include <muster/safe_point.h>
 
 #include "rendezvous/base/env_contract.h"
-#include "worker_runtime/checkpoint/arena_tensors.h"
+#include "worker_runtime/checkpoint/safetensors.h"
 #include "worker_runtime/checkpoint/step_directory.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/training/host_collectives.h"
@@ -45,18 +44,6 @@ class DirectoryManager final : public CheckpointManager {
     if (group_->rank() != 0 || options_.read_only) return {};
     if (auto prepared = prepare_checkpoints(directory_); !prepared)
       return fail("checkpoints", std::move(prepared).error());
-    append_tensors(files_[0].tensors, model_->parameters(), {model_->params(), model_->arena_elements()});
-    append_tensors(files_[0].tensors, model_->buffers(), {model_->buffer_arena(), model_->buffer_elements()});
-    for (std::size_t i = 0; i < optimizer_->arenas().size(); ++i)
-      append_tensors(files_[1].tensors, model_->parameters(),
-                     {optimizer_->arenas()[i], model_->arena_elements()},
-                     std::string(optimizer_->arena_names()[i]) + ".");
-    for (File& file : files_) {
-      // PyTorch's own loaders look for the format.
-      MUSTER_TRY(file.layout, safetensors::lay_out(file.tensors, {{"format", "pt"}}));
-      file.size_bytes = file.layout.header.size();
-      for (const auto& tensor : file.tensors) file.size_bytes += tensor.bytes.size();
-    }
     // Before the first save waits for it: memory that is only asked for would be given page by page.
     writing_ = std::async(std::launch::async, [this] { return reserve(); });
     return {};
@@ -137,35 +124,47 @@ class DirectoryManager final : public CheckpointManager {
   }
 
  private:
-  /// One that save() writes: where on the device its tensors are, and their copy on the host as the bytes of
-  /// the file.
+  /// One of the model's or optimizer's, and where its copy is.
+  struct Arena {
+    const float* device;
+    float* host;
+    std::size_t elements;
+  };
   struct File {
     const char* name;
-    std::vector<safetensors::TensorView> tensors = {};
+    std::vector<safetensors::TensorView> tensors = {};  // of the copy
     safetensors::Layout layout = {};
-    std::size_t size_bytes = 0;
-    std::shared_ptr<void> image = {};
   };
 
   Result<void> reserve() {
+    const std::size_t elements = model_->arena_elements(), buffers = model_->buffer_elements();
+    const auto optimizer = optimizer_->arenas();
+    const std::size_t all = elements * (1 + optimizer.size()) + buffers;
+    MUSTER_TRY(memory_, model_->compute()->allocate_host(all * sizeof(float)));
+    auto* host = static_cast<float*>(memory_.get());
+    const auto add = [&](File& file, const std::vector<nn::Parameter>& parameters, Arena arena,
+                         const std::string& prefix = "") {
+      safetensors::append_tensors(file.tensors, parameters, {arena.host, arena.elements}, prefix);
+      arenas_.push_back(arena);
+      host += arena.elements;
+    };
+    File &model = files_[0], &state = files_[1];
+    add(model, model_->parameters(), {model_->params(), host, elements});
+    add(model, model_->buffers(), {model_->buffer_arena(), host, buffers});
+    for (std::size_t i = 0; i < optimizer.size(); ++i)
+      add(state, model_->parameters(), {optimizer[i], host, elements},
+          std::string(optimizer_->arena_names()[i]) + ".");
     for (File& file : files_) {
-      MUSTER_TRY(file.image, model_->compute()->allocate_host(file.size_bytes));
+      // PyTorch's own loaders look for the format.
+      MUSTER_TRY(file.layout, safetensors::lay_out(file.tensors, {{"format", "pt"}}));
     }
     return {};
   }
 
   Result<Manifest> copy(const TrainingState& state) {
-    if (files_.back().image == nullptr) MUSTER_OK(reserve());
     const Compute& compute = model_->compute();
-    for (const File& file : files_) {
-      auto* to = static_cast<char*>(file.image.get());
-      to = std::copy(file.layout.header.begin(), file.layout.header.end(), to);
-      for (const std::size_t i : file.layout.order) {
-        const std::string_view from = file.tensors[i].bytes;
-        compute->copy_to_host(to, from.data(), from.size());
-        to += from.size();
-      }
-    }
+    for (const Arena& arena : arenas_)
+      compute->copy_to_host(arena.host, arena.device, arena.elements * sizeof(float));
     StepState optimizer;
     compute->copy_to_host(&optimizer, optimizer_->step_state(), sizeof optimizer);
     const nn::RandomState random = model_->read_random_state();
@@ -183,8 +182,7 @@ class DirectoryManager final : public CheckpointManager {
   /// On a thread of its own.
   Result<void> write(const Manifest& manifest, bool is_best) const {
     StepFiles files;
-    for (const File& file : files_)
-      files[file.name] = {static_cast<const char*>(file.image.get()), file.size_bytes};
+    for (const File& file : files_) files[file.name] = safetensors::pieces_of(file.tensors, file.layout);
     auto written = write_step(directory_, manifest, files, is_best, options_.keep);
     if (!written)
       return fail(fmt::format("checkpoint {} of {}", step_name(manifest.training.step), directory_),
@@ -201,11 +199,11 @@ class DirectoryManager final : public CheckpointManager {
         manifest.model == options_.model
             ? ""
             : fmt::format("it is of model '{}', this run trains '{}': ", manifest.model, options_.model);
-    auto params = read_arena(model, model_->parameters(), model_->arena_elements());
+    auto params = safetensors::read_arena(model, model_->parameters(), model_->arena_elements());
     if (!params) return fail(ErrorCode::kMismatch, other + params.error().message);
     if (!other.empty()) return fail(ErrorCode::kMismatch, other + "the tensors are alike");
     loaded.params = *std::move(params);
-    MUSTER_TRY(loaded.buffers, read_arena(model, model_->buffers(), model_->buffer_elements()));
+    MUSTER_TRY(loaded.buffers, safetensors::read_arena(model, model_->buffers(), model_->buffer_elements()));
     if (model.tensors.size() != model_->parameters().size() + model_->buffers().size())
       return fail(ErrorCode::kMismatch, "it has tensors that are none of the model's");
     if (manifest.optimizer != optimizer_->name())
@@ -214,8 +212,8 @@ class DirectoryManager final : public CheckpointManager {
                               manifest.optimizer, optimizer_->name()));
     MUSTER_TRY(const safetensors::FileView optimizer, safetensors::parse(contents.files[kOptimizerFile]));
     for (const std::string_view name : optimizer_->arena_names()) {
-      MUSTER_TRY(auto arena, read_arena(optimizer, model_->parameters(), model_->arena_elements(),
-                                        std::string(name) + "."));
+      MUSTER_TRY(auto arena, safetensors::read_arena(optimizer, model_->parameters(),
+                                                     model_->arena_elements(), std::string(name) + "."));
       loaded.optimizer.arenas.push_back(std::move(arena));
     }
     return loaded;
@@ -246,7 +244,10 @@ class DirectoryManager final : public CheckpointManager {
   ProcessGroup* group_;
   CheckpointOptions options_;
   bool is_mine_ = false;  // the directory was empty, or this run continues what is there
-  std::array<File, 2> files_{{{kModelFile}, {kOptimizerFile}}};  // the thread's while writing_ runs
+  // The thread's while writing_ runs:
+  std::shared_ptr<void> memory_;  // the copy of all arenas
+  std::vector<Arena> arenas_;
+  std::array<File, 2> files_{{{kModelFile}, {kOptimizerFile}}};
   std::future<Result<void>> writing_;  // the last member: its end is waited for first
 };
 

@@ -2,10 +2,13 @@
 #include "worker_runtime/checkpoint/safetensors.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <set>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "rendezvous/base/text.h"
@@ -139,6 +142,11 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   std::vector<std::uint64_t> numbers_;
 };
 
+/// "6x1x5x5".
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "x"));
+}
+
 }  // namespace
 
 Result<Header> parse_header(std::string_view json) {
@@ -255,6 +263,37 @@ Result<std::string> serialize(const std::vector<TensorView>& tensors, const Meta
   std::string out;
   for (const std::string_view piece : pieces_of(tensors, layout)) out += piece;
   return out;
+}
+
+void append_tensors(std::vector<TensorView>& tensors, const std::vector<nn::Parameter>& parameters,
+                    std::span<const float> arena, const std::string& prefix) {
+  for (const nn::Parameter& parameter : parameters) {
+    const auto values = arena.subspan(parameter.offset, parameter.count);
+    tensors.push_back({prefix + parameter.name,
+                       DType::kFloat32,
+                       parameter.shape,
+                       {reinterpret_cast<const char*>(values.data()), values.size_bytes()}});
+  }
+}
+
+Result<std::vector<float>> read_arena(const FileView& file, const std::vector<nn::Parameter>& parameters,
+                                      std::size_t elements, const std::string& prefix) {
+  std::vector<float> arena(elements, 0.0F);
+  for (const nn::Parameter& parameter : parameters) {
+    const std::string name = prefix + parameter.name;
+    const TensorView* tensor = file.find(name);
+    if (tensor == nullptr)
+      return fail(ErrorCode::kMismatch,
+                  "it has no tensor '" + name + "'; these are the weights of another model");
+    if (tensor->dtype != DType::kFloat32 || tensor->shape != parameter.shape)
+      return fail(ErrorCode::kMismatch,
+                  "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) + " " +
+                      shape_text(tensor->shape) + ", the model's is F32 " + shape_text(parameter.shape) +
+                      (tensor->shape == parameter.shape ? "; save it as F32"
+                                                        : "; these are the weights of another model"));
+    std::memcpy(arena.data() + parameter.offset, tensor->bytes.data(), tensor->bytes.size());
+  }
+  return arena;
 }
 
 }  // namespace muster::safetensors

@@ -9,11 +9,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <muster/dtype.h>
+#include <muster/nn.h>
 #include <muster/result.h>
 
 namespace muster::safetensors {
@@ -74,5 +76,15 @@ struct Layout {
 
 /// The whole file.
 [[nodiscard]] Result<std::string> serialize(const std::vector<TensorView>& tensors, const Metadata& metadata);
+
+/// Adds a view of each parameter (or buffer) as prefix + name; `arena` outlives them.
+void append_tensors(std::vector<TensorView>& tensors, const std::vector<nn::Parameter>& parameters,
+                    std::span<const float> arena, const std::string& prefix = "");
+
+/// Copies the tensors prefix + name into an arena of `elements`. kMismatch: one is missing, or is not F32 of
+/// the parameter's shape.
+[[nodiscard]] Result<std::vector<float>> read_arena(const FileView& file,
+                                                    const std::vector<nn::Parameter>& parameters,
+                                                    std::size_t elements, const std::string& prefix = "");
 
 }  // namespace muster::safetensors

@@ -61,8 +61,8 @@ Result<void> write_made(const std::string& made, Manifest& manifest, const StepF
   MUSTER_OK(remove_tree(made));  // of a process of the same number
   if (::mkdir(made.c_str(), 0777) != 0) return fail(errno_error("make " + made, errno));
   manifest.files.clear();
-  for (const auto& [name, bytes] : files) {
-    MUSTER_TRY(manifest.files[name], write_new_file(fmt::format("{}/{}", made, name), {&bytes, 1}));
+  for (const auto& [name, pieces] : files) {
+    MUSTER_TRY(manifest.files[name], write_new_file(fmt::format("{}/{}", made, name), pieces));
   }
   const std::string text = to_text(manifest);
   const std::string_view bytes = text;

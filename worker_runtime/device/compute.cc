@@ -37,11 +37,10 @@ Result<void> Device::claim(std::size_t size_bytes) {
 }
 
 Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
-  constexpr std::size_t kPage = 4096;
-  const std::shared_ptr<void> memory(std::aligned_alloc(kPage, (size_bytes / kPage + 1) * kPage), &std::free);
+  const std::shared_ptr<void> memory(std::malloc(size_bytes), &std::free);
   if (memory == nullptr)
     return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
-  std::memset(memory.get(), 0, size_bytes);
+  std::memset(memory.get(), 0, size_bytes);  // given now, not page by page later
   return memory;
 }
 

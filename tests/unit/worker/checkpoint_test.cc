@@ -413,7 +413,7 @@ TEST_CASE("a full disk leaves the previous checkpoint and no other file") {
       if (::setrlimit(RLIMIT_FSIZE, &rlim) != 0) ::_exit(2);
       Manifest manifest;
       manifest.training.step = 2;
-      const auto saved = write_step(dir.path(), manifest, {{"a", "x"}, {"model", bytes}}, true, 1);
+      const auto saved = write_step(dir.path(), manifest, {{"a", {"x"}}, {"model", {bytes}}}, true, 1);
       ::_exit(!saved && saved.error().message.find("write " + dir.path()) != std::string::npos ? 0 : 1);
     }
     int status = 0;
@@ -434,8 +434,7 @@ TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the ol
   const auto write = [&](const std::string& root, std::int64_t step, const std::string& text) {
     Manifest manifest;
     manifest.training.step = step;
-    const std::string other = "o" + text;
-    const StepFiles files{{names[0], text}, {names[1], other}};
+    const StepFiles files{{names[0], {text, text}}, {names[1], {"o", text}}};
     return write_step(root, manifest, files, step == 7, 1).has_value();
   };
   fs::create_directory(old_run);
@@ -508,6 +507,27 @@ TEST_CASE("the CRC-32C is the standard's, in one piece and in several") {
     expected.process_bytes(bytes.data(), bytes.size());
     REQUIRE(crc32c(bytes.substr(cut), crc32c(bytes.substr(0, cut))) == expected.checksum());
   }
+}
+
+TEST_CASE("a large file of pieces of any size is written as it is, on a disk and in memory") {
+  constexpr std::size_t kBlock = std::size_t{8} << 20;
+  for (const char* const parent : {"/var/tmp", "/dev/shm"})
+    for (const std::size_t size :
+         {kBlock - 1, kBlock, kBlock + 1, 2 * kBlock, 2 * kBlock + 4096, 3 * kBlock - 5}) {
+      const test::TemporaryDirectory dir(parent);
+      std::string bytes(size, ' ');
+      for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>(i * 2654435761U >> 13U);
+      std::vector<std::string_view> pieces;
+      std::string_view rest = bytes;
+      for (std::size_t piece = 7; !rest.empty(); piece = 3 * piece + 1) {
+        pieces.push_back(rest.substr(0, piece));
+        rest.remove_prefix(pieces.back().size());
+      }
+      const auto sum = write_new_file(dir.path() + "/file", pieces);
+      REQUIRE_OK(sum);
+      REQUIRE(*sum == FileSum{size, crc32c(bytes)});
+      REQUIRE((contents(dir.path() + "/file") == bytes));
+    }
 }
 
 TEST_CASE("a new file gets the permissions the umask allows") {
