@@ -50,6 +50,7 @@ FOLDERS = [
     ("worker_runtime/examples", "include", "programs that use the installed headers alone"),
     ("worker_runtime/preflight", "device include ops", "muster-preflight: exact products on each device"),
     ("worker_runtime/training", "core device include ops", "data-parallel training"),
+    ("worker_runtime/data", "core device include", "data sets, transforms, samplers and the loader"),
     ("worker_runtime/optim", "device include ops", "optimizers"),
     ("worker_runtime/nn", "include", "models by name"),
     ("worker_runtime/graph", "core device include ops", "operations over values: arenas, lifetimes, the walk"),
@@ -108,7 +109,7 @@ _PURE_FORBIDDEN = re.compile(
 PURE = re.compile(
     r"rendezvous/(store|protocol|coordinator)/(?!auth|job_secrets)|rendezvous/base/(env_contract|slurm_step|hostlist)|launcher/(job|text)/|"
     r"launcher/hardware/(placement|device_choice)\w*\.|launcher/report/job_report|"
-    r"worker_runtime/training/sampler\w*\.(h|cc)$")
+    r"worker_runtime/data/sampler\w*\.(h|cc)$")
 
 
 def folder_of(name):

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include <muster/image_dataset.h>
+#include <muster/datasets.h>
 #include <muster/nn.h>
 #include <muster/optim.h>
 

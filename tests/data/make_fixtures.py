@@ -6,6 +6,8 @@ Run by hand with a Python that has torch (Debian: python3-torch 1.13), never by 
     /usr/bin/python3 tests/data/make_fixtures.py
 pytorch_amp.safetensors needs torch 2.3 or later, whose GradScaler also works on a CPU (written with 2.14):
     python3 tests/data/make_fixtures.py amp
+and so does pytorch_images.safetensors, which needs torchvision and Pillow as well (written with 0.29 and 13.0):
+    PYTHONPATH=.venv/torch:.venv/torchvision:.venv/pillow python3 tests/data/make_fixtures.py images
 A name of a function below writes its file alone.
 """
 import json
@@ -377,6 +379,71 @@ def amp():
     tensors.update({"smoothing.logits": logits.detach().numpy(), "smoothing.labels": labels.to(torch.int32).numpy(),
                     "smoothing.loss": loss.detach().reshape(1).numpy(), "smoothing.gradient": logits.grad.numpy()})
     write("pytorch_amp.safetensors", tensors)
+
+
+def interlaced_png(pixels):
+    """Adam7, which Pillow cannot write."""
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    height, width, _ = pixels.shape
+    passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+    rows = [b"\0" + row.tobytes() for top, left, down, across in passes for row in pixels[top::down, left::across] if row.size]
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 1)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"".join(rows))) + chunk(b"IEND", b"")
+
+
+def sample_image(width, height, seed=0):
+    """Slopes, edges and a little noise, as photographs have them."""
+    random = numpy.random.default_rng(seed)
+    y, x = numpy.mgrid[0:height, 0:width]
+    planes = [128 + 90 * numpy.sin(x / (7 + 3 * c)) * numpy.cos(y / (11 - 2 * c)) + 40 * ((x + c * y) // 13 % 2) for c in range(3)]
+    return numpy.clip(numpy.stack(planes, -1) + random.normal(0, 6, (height, width, 3)), 0, 255).astype(numpy.uint8)
+
+
+def encoded(pixels, kind, **options):
+    import io
+
+    from PIL import Image
+    file, image = io.BytesIO(), Image.fromarray(pixels)
+    mode = options.pop("mode", "RGB")
+    (Image.fromarray(pixels[..., 0].astype(numpy.uint16) * 2) if mode == "I;16" else image.convert(mode)).save(file, kind, **options)
+    return file.getvalue()
+
+
+def images():
+    """Files of each kind and their pixels in PIL; what torchvision's transforms make of the first."""
+    import io
+
+    import torchvision
+    from PIL import Image, __version__
+    from torchvision import transforms
+    from torchvision.transforms import functional
+    pixels = sample_image(75, 57)
+    files = {"420.jpg": encoded(pixels, "JPEG", quality=85), "422.jpg": encoded(pixels, "JPEG", subsampling="4:2:2"),
+             "444.jpg": encoded(pixels, "JPEG", subsampling="4:4:4"), "progressive.jpg": encoded(pixels, "JPEG", progressive=True),
+             "grey.jpg": encoded(pixels, "JPEG", mode="L"), "cmyk.jpg": encoded(pixels, "JPEG", mode="CMYK"),
+             "rgb.png": encoded(pixels, "PNG"), "rgba.png": encoded(pixels, "PNG", mode="RGBA"),
+             "palette.png": encoded(pixels, "PNG", mode="P"), "grey.png": encoded(pixels, "PNG", mode="L"),
+             "grey16.png": encoded(pixels, "PNG", mode="I;16"), "bit.png": encoded(pixels, "PNG", mode="1"), "alpha.png": encoded(pixels, "PNG", mode="LA"),
+             "interlaced.png": interlaced_png(pixels)}
+    tensors = {}
+    for name, data in files.items():
+        rgb = numpy.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        tensors[f"file/{name}"] = numpy.frombuffer(data, dtype=numpy.uint8)
+        tensors[f"rgb/{name}"] = numpy.array([rgb.shape[1], rgb.shape[0], zlib.crc32(rgb.tobytes())], dtype=numpy.int64)
+    image = Image.open(io.BytesIO(files["420.jpg"])).convert("RGB")
+    normalize = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    evaluation = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32), transforms.ToTensor(), normalize])
+    tensors["evaluation"] = evaluation(image).numpy()
+    sizes = [(32, 32), (90, 110), (57, 75), (5, 3), (57, 20), (140, 75)]
+    for height, width in sizes:
+        tensors[f"resize/{height}/{width}"] = order_summary(numpy.asarray(image.resize((width, height), Image.BILINEAR)).ravel())[0]
+    for size in (60, 70, 100):
+        tensors[f"centre/{size}"] = order_summary(numpy.asarray(transforms.CenterCrop(size)(image)).ravel())[0]
+    crops = [(3, 11, 40, 50), (0, 0, 57, 75), (20, 30, 9, 33)]
+    tensors["crops"] = numpy.array(crops, dtype=numpy.int32)
+    tensors["cropped"] = numpy.stack([numpy.asarray(functional.hflip(functional.resized_crop(image, *crop, [24, 28]))) for crop in crops])
+    write("pytorch_images.safetensors", tensors, torchvision=torchvision.__version__, pillow=__version__)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "worker_runtime/training/idx_reader.h"
+#include "worker_runtime/data/idx_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::span<const std::uint8_t> rest(data, size);

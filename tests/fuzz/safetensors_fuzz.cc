@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "worker_runtime/training/safetensors.h"
+#include "worker_runtime/checkpoint/safetensors.h"
 
 namespace {
 

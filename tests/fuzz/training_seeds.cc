@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the seeds of fuzz_idx, fuzz_safetensors and fuzz_safetensors_header: small files of each shape.
-// Usage: training_seeds <folder for fuzz_idx> <for fuzz_safetensors> <for fuzz_safetensors_header>
+// Writes the seeds of fuzz_idx, fuzz_safetensors, fuzz_safetensors_header and fuzz_checkpoint_state: small files of
+// each shape. Usage: training_seeds <a folder for each, in this order>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -8,7 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "worker_runtime/training/safetensors.h"
+#include "worker_runtime/checkpoint/safetensors.h"
+#include "worker_runtime/checkpoint/step_directory.h"
 
 namespace {
 
@@ -37,8 +38,8 @@ std::string idx(const std::vector<std::uint8_t>& dims) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 4) {
-    std::fprintf(stderr, "usage: training_seeds <idx corpus> <safetensors corpus> <header corpus>\n");
+  if (argc != 5) {
+    std::fprintf(stderr, "usage: training_seeds <idx corpus> <safetensors corpus> <header corpus> <state corpus>\n");
     return 2;
   }
   const std::string idx_folder = argv[1], file_folder = argv[2], header_folder = argv[3];
@@ -61,7 +62,11 @@ int main(int argc, char** argv) {
     const std::string name = "/file" + std::to_string(number++);
     good = write(file_folder + name, *file) && write(header_folder + name, layout->header.substr(8));
   }
+  Manifest manifest{.model = "garment", .optimizer = "SGD"};
+  manifest.files["model.safetensors"] = {1000, 0xE3069283};
+  good = good && write(std::string(argv[4]) + "/state", to_json(manifest)) &&
+         write(std::string(argv[4]) + "/name", step_name(1234));
   if (!good)
-    std::fprintf(stderr, "training_seeds: cannot write to %s, %s or %s\n", argv[1], argv[2], argv[3]);
+    std::fprintf(stderr, "training_seeds: cannot write to %s, %s, %s or %s\n", argv[1], argv[2], argv[3], argv[4]);
   return good ? 0 : 1;
 }

@@ -10,7 +10,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
-#include "worker_runtime/training/safetensors.h"
+#include "worker_runtime/checkpoint/safetensors.h"
 
 namespace muster::test {
 

@@ -76,6 +76,16 @@ def summary_of(output):
             "sha256": (re.search(r"^parameters   sha256 ([0-9a-f]{64})$", output, re.MULTILINE) or [None, None])[1]}
 
 
+def steps_of(checkpoints):
+    return sorted(int(name[5:]) for name in os.listdir(checkpoints) if name.startswith("step-"))
+
+
+def contents(checkpoints):
+    """Of the newest: file name to bytes."""
+    newest = checkpoints / (checkpoints / "LATEST").read_text().strip()
+    return {file.name: file.read_bytes() for file in newest.iterdir()}
+
+
 def one_line_error(result, code, *words):
     """The job failed with one line on stderr that has all these words, and said nothing else."""
     assert result.returncode == code, (result.returncode, result.stdout, result.stderr)
@@ -141,35 +151,41 @@ def test_a_resumed_run_is_bit_identical_with_an_uninterrupted_one(job, ranks, tm
         assert [result.returncode for result in results] == [0] * world, [result.stderr for result in results]
         return results[0].stdout
 
-    saved = tmp_path / "run.safetensors"
+    saved = tmp_path / "run"
     whole = train("--epochs=3", f"--checkpoint={tmp_path / 'whole'}")
     train("--epochs=1", f"--checkpoint={saved}")
     resumed = train("--epochs=3", f"--resume={saved}", f"--checkpoint={saved}")
     assert summary_of(resumed)["sha256"] == summary_of(whole)["sha256"]
     for key in ("train_loss", "test_loss", "accuracy", "best"):
         assert summary_of(resumed)[key] == summary_of(whole)[key]
-    assert saved.read_bytes() == (tmp_path / "whole").read_bytes()
-    assert sorted(os.listdir(tmp_path)) == ["run.safetensors", "whole"]
+    assert contents(saved) == contents(tmp_path / "whole")
+    assert len(steps_of(saved)) == 3
 
     done = train("--epochs=3", f"--resume={saved}")
     assert "nothing to train" in done
     assert summary_of(done)["sha256"] == summary_of(whole)["sha256"]
 
 
-def test_a_checkpoint_is_a_safetensors_file(job, tmp_path):
+def test_a_checkpoint_is_two_safetensors_files_and_what_they_are_of(job, tmp_path):
     path = tmp_path / "run"
     assert job("--epochs=1", "--batch-size=256", "--device=cpu", f"--checkpoint={path}").returncode == 0
-    content = path.read_bytes()
-    length, = struct.unpack("<Q", content[:8])
-    header = json.loads(content[8:8 + length])
-    assert (8 + length) % 64 == 0
-    assert header["conv1.weight"]["shape"] == [6, 1, 5, 5]
-    assert header["momentum.conv1.weight"]["dtype"] == "F32"
-    metadata = header["__metadata__"]
-    assert metadata["epoch"] == "1" and metadata["step"] == "235" and metadata["world_size"] == "1"
-    assert sum(len(name) > 0 for name in header) == 21
-    assert max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__") \
-        == len(content) - 8 - length
+    assert (path / "LATEST").read_text() == (path / "BEST").read_text() == "step-00000235\n"
+    step = path / "step-00000235"
+    for name, tensor, tensors in (("model", "conv1.weight", 10), ("optim", "momentum.conv1.weight", 10)):
+        content = (step / f"{name}.safetensors").read_bytes()
+        length, = struct.unpack("<Q", content[:8])
+        header = json.loads(content[8:8 + length])
+        assert (8 + length) % 64 == 0
+        assert header.pop("__metadata__") == {"format": "pt"}
+        assert header[tensor] | {"data_offsets": 0} == {"dtype": "F32", "shape": [6, 1, 5, 5], "data_offsets": 0}
+        assert len(header) == tensors
+        assert max(entry["data_offsets"][1] for entry in header.values()) == len(content) - 8 - length
+    state = json.loads((step / "state.json").read_text())
+    assert state["model"] == "garment" and state["optimizer"]["name"] == "SGD"
+    assert {key: state["training"][key] for key in ("epoch", "step", "world_size", "batch_size", "epoch_samples", "best_epoch")} \
+        == {"epoch": 1, "step": 235, "world_size": 1, "batch_size": 256, "epoch_samples": 0, "best_epoch": 1}
+    assert {name: entry["size"] for name, entry in state["files"].items()} \
+        == {name: (step / name).stat().st_size for name in ("model.safetensors", "optim.safetensors")}
 
 
 def test_on_a_terminal_a_bar_is_drawn_and_taken_away(bin_dir):
@@ -250,17 +266,36 @@ def test_a_checkpoint_of_another_model_names_the_first_tensor(job, tmp_path):
     assert job("--epochs=1", "--batch-size=256", "--device=cpu", f"--checkpoint={path}").returncode == 0
     one_line_error(job("--model=mlp", "--device=cpu", f"--resume={path}"), 1, str(path), "'garment'", "'fc1.weight'")
     one_line_error(job("--seed=9", "--device=cpu", f"--resume={path}"), 1, str(path), "--seed")
-    content = bytearray(path.read_bytes())
+    one_line_error(job("--optimizer=adamw", "--device=cpu", f"--resume={path}"), 1, str(path), "optimizer SGD", "AdamW")
+    one_line_error(job("--device=cpu", f"--checkpoint={path}"), 1, str(path), "another run's", "--resume")
+    weights = path / "step-00000235/model.safetensors"
+    content = bytearray(weights.read_bytes())
     content[-1] ^= 1
-    path.write_bytes(content)
-    one_line_error(job("--device=cpu", f"--resume={path}"), 1, str(path), "damaged")
+    weights.write_bytes(content)
+    one_line_error(job("--device=cpu", f"--resume={path}"), 1, str(weights), "damaged")
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(job, tmp_path):
+    path = tmp_path / "run"
+    train = ("--batch-size=256", "--device=cpu", f"--checkpoint={path}")
+    whole = job("--epochs=2", *train)
+    assert whole.returncode == 0, whole.stderr
+    with open(path / "step-00000470/optim.safetensors", "r+b") as file:
+        file.truncate(1000)
+    resumed = job("--epochs=2", *train, f"--resume={path}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert re.fullmatch(r"muster: checkpoint step-00000470 of .*/optim.safetensors has 1000 bytes, not those of state.json; "
+                        r"the run goes on from step-00000235\n", resumed.stderr), resumed.stderr
+    assert summary_of(resumed.stdout)["sha256"] == summary_of(whole.stdout)["sha256"]
+    assert (path / "LATEST").read_text() == "step-00000470\n"
 
 
 def test_a_checkpoint_that_cannot_be_read_or_written_is_one_line(job, tmp_path):
-    one_line_error(job("--device=cpu", f"--resume={tmp_path}/none"), 1, f"{tmp_path}/none")
+    one_line_error(job("--device=cpu", f"--resume={tmp_path}/none"), 1, "no checkpoint in", f"{tmp_path}/none")
     one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}/no/run"), 1, f"{tmp_path}/no")
-    one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}"), 1, "not a regular file")
     assert os.listdir(tmp_path) == []
+    (tmp_path / "file").touch()
+    one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}/file"), 1, "not a directory")
 
 
 def test_only_rank_0_must_be_able_to_write_the_checkpoint(ranks, tmp_path):
@@ -268,14 +303,14 @@ def test_only_rank_0_must_be_able_to_write_the_checkpoint(ranks, tmp_path):
     results = ranks(2, "--epochs=1", "--batch-size=256", "--device=cpu",
                     flags_of_rank={0: [f"--checkpoint={path}"], 1: [f"--checkpoint={tmp_path}/no/run"]})
     assert [result.returncode for result in results] == [0, 0], [result.stderr for result in results]
-    assert path.exists()
+    assert steps_of(path) == [118]
 
 
 def test_a_diverging_run_stops_and_says_so(job, tmp_path):
     path = tmp_path / "run"
     result = job("--lr=1000", "--epochs=1", "--device=cpu", f"--checkpoint={path}")
     one_line_error(result, 1, "no longer finite", "--lr")
-    assert not path.exists()
+    assert os.listdir(path) == []
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "rendezvous/base/syscall.h"
@@ -74,21 +73,15 @@ Result<void> write_file_atomically(const std::string& path, std::span<const std:
       return fail("write " + path, std::move(written).error());
   if (retry_eintr([&] { return ::fsync(file.fd()); }) != 0) return fail(errno_error("fsync " + path, errno));
   MUSTER_OK(file.rename_to(path));
+  return sync_directory(directory);
+}
+
+Result<void> sync_directory(const std::string& directory) {
   const UniqueFd dir(
       retry_eintr([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
   if (!dir) return fail(errno_error("open " + directory, errno));
   if (retry_eintr([&] { return ::fsync(dir.get()); }) != 0)
     return fail(errno_error("fsync " + directory, errno));
-  return {};
-}
-
-Result<void> check_can_write(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode))
-    return fail(ErrorCode::kInvalidArgument, path + " is not a regular file; name a file to write to");
-  const std::string directory = directory_of(path);
-  if (::access(directory.c_str(), W_OK | X_OK) != 0)
-    return fail(errno_error("directory " + directory + " of " + path + " cannot be written", errno));
   return {};
 }
 

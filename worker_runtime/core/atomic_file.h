@@ -18,8 +18,7 @@ namespace muster {
 [[nodiscard]] Result<void> write_file_atomically(const std::string& path,
                                                  std::span<const std::string_view> pieces);
 
-/// Whether write_file_atomically could create `path`: its directory exists and takes files. To be asked
-/// before hours of work whose result is to be written there.
-[[nodiscard]] Result<void> check_can_write(const std::string& path);
+/// Makes the names in a directory outlive a power loss.
+[[nodiscard]] Result<void> sync_directory(const std::string& directory);
 
 }  // namespace muster

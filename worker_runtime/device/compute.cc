@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+#include <cstring>
+#include <sys/mman.h>
+
 #include <fmt/format.h>
 
 #include <muster/compute.h>
@@ -27,6 +31,17 @@ Result<void> Device::claim(std::size_t size_bytes) {
       fmt::format("allocate {} bytes on {}: {} of the {} bytes that a memory fraction of {} allows are "
                   "in use; use a smaller batch or model, or a larger fraction",
                   size_bytes, name(), claimed_bytes_, *cap_bytes_, options_.memory_fraction));
+}
+
+Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
+  constexpr std::size_t kHugePage = std::size_t{2} << 20;
+  const std::size_t rounded = (size_bytes / kHugePage + 1) * kHugePage;
+  const std::shared_ptr<void> memory(std::aligned_alloc(kHugePage, rounded), &std::free);
+  if (memory == nullptr)
+    return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
+  (void)::madvise(memory.get(), rounded, MADV_HUGEPAGE);
+  std::memset(memory.get(), 0, size_bytes);
+  return memory;
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {

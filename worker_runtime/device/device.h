@@ -7,11 +7,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string_view>
 
 #include <muster/compute.h>
 
+#include "worker_runtime/device/copy_stream.h"
 #include "worker_runtime/device/step_recorder.h"
 
 namespace muster {
@@ -32,6 +34,9 @@ class Device {
   /// Counts memory of the device that somebody else allocates, as a group does: kExhausted beyond the cap.
   [[nodiscard]] Result<void> claim(std::size_t size_bytes);
   void unclaim(std::size_t size_bytes) { claimed_bytes_ -= size_bytes; }
+  /// Host memory, zeroed, that copies of the device are fastest to: pinned on CUDA. From any thread; not
+  /// counted. kExhausted.
+  [[nodiscard]] virtual Result<std::shared_ptr<void>> allocate_host(std::size_t size_bytes);
   virtual void copy_to_device(void* device, const void* host, std::size_t size_bytes) = 0;
   virtual void copy_to_host(void* host, const void* device,
                             std::size_t size_bytes) = 0;  // waits for the copy
@@ -58,6 +63,8 @@ class Device {
   [[nodiscard]] virtual void* stream() const { return nullptr; }
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
   [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
+  /// nullptr where the device reads the host's memory (CPU).
+  [[nodiscard]] virtual std::unique_ptr<CopyStream> make_copy_stream() { return nullptr; }
 
  protected:
   Device() = default;

@@ -1,421 +1,254 @@
 // SPDX-License-Identifier: Apache-2.0
-// fashion_mnist: the main job. Trains on FashionMNIST with as many ranks as its environment says; alone it is
-// one rank.
-#include <algorithm>
+// fashion_mnist: trains a small network on FashionMNIST, data-parallel over as many ranks as its environment
+// says; alone it is one. The images stay on the device, whose kernels gather each batch. imagenet_train.cc
+// trains on image files with a DataLoader.
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <limits>
-#include <memory>
 #include <string>
 
+#include <CLI/CLI.hpp>
+
 #include <muster/checkpoint.h>
-#include <muster/init.h>
-#include <muster/nn.h>
 #include <muster/preemption.h>
-#include <muster/safe_point.h>
+#include <muster/profile.h>
+#include <muster/profiler.h>
+#include <muster/progress_bar.h>
 #include <muster/sampler.h>
+#include <muster/tensorboard.h>
 #include <muster/trainer.h>
+#include <muster/worker.h>
 
-#include "worker_runtime/examples/fashion_options.h"
-#include "worker_runtime/examples/progress.h"
+using namespace muster;
 
-namespace fashion {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-/// The GPU of this rank: its number on the node.
-int gpu_of_rank(int otherwise) {
-  return local_number(std::getenv("LOCAL_RANK"), std::getenv("SLURM_LOCALID"), otherwise);
-}
-
-muster::InitOptions on_gpu(const muster::Compute& compute, int gpu) {
-  muster::InitOptions init;
-  init.backend = muster::Backend::kNccl;
-  init.cuda_device = gpu;
-  init.cuda_stream = muster::stream_of(compute);
-  return init;
-}
-
-/// A collective: true if every rank can have a GPU. If only some can, one of the others says why.
-muster::Result<bool> agree_on_gpus(const DeviceFacts& facts, muster::ProcessGroup& group) {
-  const auto problem = obstacle(facts);
-  // The lowest rank with an obstacle, and whether nobody sees a GPU.
-  std::int32_t votes[] = {problem ? facts.rank : facts.world_size, facts.gpus > 0 ? 0 : 1};
-  MUSTER_OK(group.all_reduce({votes, 2, muster::DType::kInt32}, muster::ReduceOp::kMin));
-  if (problem && votes[0] == facts.rank && votes[1] == 0)
-    std::fprintf(stderr, "fashion_mnist: note: training on the CPU: %s\n", problem->c_str());
-  return votes[0] == facts.world_size;
-}
-
-/// What the final block shows.
-struct Summary {
-  double last_window_loss = 0;  // mean over the last full log interval
-  bool has_window = false;      // false: no interval was completed
-  double epoch_loss = 0;        // mean over the last epoch
-  bool trained = false;         // false: there was nothing left to do
-  double train_seconds = 0;     // without evaluation and checkpoints
-  std::int64_t images = 0;      // over all ranks
-  std::int64_t steps = 0;       // of this rank
-  bool preempted = false;       // all ranks stopped after the same step because one was asked to
-  bool saved = false;           // preempted: and the checkpoint is there
-  muster::Metrics test;
-  muster::TrainingState state;
+struct Arguments {
+  WorkerOptions worker;
+  ResumeOptions run{.model = "garment", .batch_size = 4};
+  int epochs = 2, logical_shards = 0, checkpoint_every = 0, log_every = 1000;
+  float lr = 0.001F, momentum = 0.9F, label_smoothing = 0;
+  bool scale_lr = false;
+  std::string data = kFashionMnistDirectory, optimizer = "sgd", amp = "off", log_dir, profile;
 };
 
-/// The epochs. It owns what lives as long as the training (data, model, group, trainer) in the order in which
-/// it must be destroyed. Every rank runs it; rank 0 speaks and writes the checkpoint.
-class TrainingRun {
- public:
-  /// Reads the data, gathers the ranks, builds the model, resumes.
-  [[nodiscard]] static muster::Result<std::unique_ptr<TrainingRun>> start(const Options& options);
-
-  [[nodiscard]] int rank() const { return context_.rank; }
-  /// Trains up to options.epochs.
-  [[nodiscard]] muster::Result<Summary> run();
-  /// The final block, several lines; of a preempted run, one.
-  [[nodiscard]] std::string report(const Summary& summary) const;
-
- private:
-  explicit TrainingRun(const Options& options) : options_(options) {}
-  [[nodiscard]] muster::Result<void> load();
-  [[nodiscard]] muster::Result<void> join();
-  [[nodiscard]] muster::Result<void> gather();
-  [[nodiscard]] muster::Result<void> resume();
-  [[nodiscard]] muster::Result<void> train_epoch(Progress& progress, Summary& summary);
-  [[nodiscard]] muster::Result<void> save_for_later(Summary& summary);
-
-  Options options_;
-  muster::ImageDataset train_images_;
-  muster::ImageDataset test_images_;
-  muster::Compute compute_;
-  muster::Context context_;
-  std::unique_ptr<muster::nn::Model> model_;
-  std::unique_ptr<muster::DistributedDataParallel> ddp_;
-  muster::DeviceDataset train_;
-  muster::DeviceDataset test_;
-  std::unique_ptr<muster::Optimizer> optimizer_;
-  std::unique_ptr<muster::Trainer> trainer_;
-  std::unique_ptr<muster::Preemption> preemption_;
-  muster::TrainingState state_;
-};
-
-muster::Result<std::unique_ptr<TrainingRun>> TrainingRun::start(const Options& options) {
-  std::unique_ptr<TrainingRun> run(new TrainingRun(options));
-  MUSTER_OK(run->load());
-  MUSTER_OK(run->gather());
-  if (!options.resume.empty()) MUSTER_OK(run->resume());
-  return run;
+void add_options(CLI::App& app, Arguments& args) {
+  app.option_defaults()->always_capture_default();
+  const auto add = [&app](const char* flag, auto& value, const char* help) {
+    return app.add_option(flag, value, help);
+  };
+  const CLI::Range part(0.0, 1.0), count(0, 1'000'000'000), positive(1, 1'000'000'000);
+  add("--epochs", args.epochs, "in all, those of a resumed run included")->check(count);
+  add("-b,--batch-size", args.run.batch_size, "samples per step and rank")->check(CLI::Range(1, 65536));
+  add("--lr", args.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
+  app.add_flag("--scale-lr", args.scale_lr, "times the number of ranks, whenever the world is another");
+  add("--optimizer", args.optimizer, "sgd or adamw")->check(CLI::IsMember({"sgd", "adamw"}));
+  add("--momentum", args.momentum, "of sgd")->check(part);
+  add("--label-smoothing", args.label_smoothing, "part of each label for all classes")->check(part);
+  add("--seed", args.run.seed, "of weights and order; 0 if not given")->check(CLI::NonNegativeNumber);
+  add("--data", args.data, "directory of the IDX files, plain or .gz");
+  add("--model", args.run.model, "garment: convolutions")->check(CLI::IsMember({"garment", "lenet5", "mlp"}));
+  add("--amp", args.amp, "mixed precision; fp16 scales the loss")
+      ->check(CLI::IsMember({"off", "bf16", "fp16"}));
+  add("--logical-shards", args.logical_shards,
+      "batches per step over all ranks, whose number then changes no bit; a power of two, 0: off")
+      ->check(CLI::Range(0, 65536));
+  add("--checkpoint", args.run.checkpoint, "directory to save to after each epoch and at SIGTERM");
+  add("--checkpoint-every", args.checkpoint_every, "steps: saves within epochs, too")->check(count);
+  add("--resume", args.run.resume, "directory to continue from; that of --checkpoint may be empty yet");
+  add("--log-every", args.log_every, "steps over which the training loss is averaged")->check(positive);
+  add("--log-dir", args.log_dir, "where rank 0 writes events for TensorBoard");
+  add("--profile", args.profile, "file for a Chrome trace of three steps of all ranks");
+  add("--init-method", args.worker.init_method,
+      "env://, tcp://HOST:PORT?rank=R&world_size=W or file:///PATH?...");
+  add("--backend", args.worker.backend, "auto, shm, tcp, nccl or gloo");
+  add("--local-rank,--local_rank", args.worker.local_rank, "place on this node; -1: found out");
+  add("--device", args.worker.device, "auto, cpu, cuda, or the GPUs of this node's ranks, as 0,3");
+  add("--gpu-memory-fraction", args.worker.compute.memory_fraction, "what the arenas may take of the memory");
+  app.callback([&args] {
+    if (const auto known = args.worker.check(); !known) throw CLI::ValidationError(known.error().message);
+    if (!std::isfinite(args.lr + args.momentum + args.label_smoothing))
+      throw CLI::ValidationError("--lr, --momentum and --label-smoothing are finite numbers");
+  });
+  app.failure_message([](const CLI::App* self, const CLI::Error& error) {
+    return self->get_name() + ": " + error.what() + "; see " + self->get_name() + " --help\n";
+  });
 }
 
-/// Everything that can be wrong on this node alone, before the other ranks are kept waiting.
-muster::Result<void> TrainingRun::load() {
-  MUSTER_TRY(train_images_, muster::load_fashion_mnist(options_.data, muster::Split::kTrain));
-  MUSTER_TRY(test_images_, muster::load_fashion_mnist(options_.data, muster::Split::kTest));
-  return {};
-}
+/// The exit code.
+Result<int> train(Arguments args) {
+  MUSTER_TRY(const ImageDataset train_images, load_fashion_mnist(args.data, Split::kTrain));
+  MUSTER_TRY(const ImageDataset test_images, load_fashion_mnist(args.data, Split::kTest));
 
-/// The ranks and the device. Under `auto` the ranks meet on the CPU and go on to the GPUs together or not at
-/// all.
-muster::Result<void> TrainingRun::join() {
-  const muster::ComputeOptions device{.memory_fraction = options_.gpu_memory_fraction};
-  if (options_.device == DeviceChoice::kCuda) {
-    const int gpu = gpu_of_rank(0);
-    MUSTER_TRY(compute_, muster::make_compute(muster::DeviceType::kCuda, gpu, device));
-    MUSTER_TRY(context_, muster::init(on_gpu(compute_, gpu)));
-    return {};
-  }
-  MUSTER_TRY(context_, muster::init());
-  bool use_gpus = false;
-  DeviceFacts facts{.rank = context_.rank, .world_size = context_.world_size};
-  if (options_.device == DeviceChoice::kAuto) {
-    facts.gpu = gpu_of_rank(context_.local_rank);
-    facts.gpus = muster::gpu_count();
-    if (facts.gpus > facts.gpu && facts.world_size > 1)
-      if (const auto nccl = muster::check_backend(muster::Backend::kNccl); !nccl)
-        facts.nccl_problem = nccl.error().message;
-    MUSTER_TRY(use_gpus, agree_on_gpus(facts, *context_.group));
-  }
-  MUSTER_TRY(compute_, muster::make_compute(use_gpus ? muster::DeviceType::kCuda : muster::DeviceType::kCpu,
-                                            facts.gpu, device));
-  if (use_gpus) {
-    MUSTER_TRY(context_.group, muster::new_group(context_, "gpu", on_gpu(compute_, facts.gpu)));
-  }
-  return {};
-}
+  MUSTER_TRY(const Worker worker, start_worker(args.worker));
+  const auto& [compute, context] = worker;
+  ProcessGroup& group = *context.group;
+  MUSTER_TRY(const DeviceDataset train_set, DeviceDataset::upload(compute, train_images));
+  MUSTER_TRY(const DeviceDataset test_set, DeviceDataset::upload(compute, test_images));
 
-muster::Result<void> TrainingRun::gather() {
-  MUSTER_OK(join());
-  // Only the rank that writes it need be able to.
-  if (context_.rank == 0 && !options_.checkpoint.empty())
-    MUSTER_OK(muster::check_checkpoint_path(options_.checkpoint));
-  const muster::nn::ModelOptions model{.autocast = options_.amp};
-  model_ = std::make_unique<muster::nn::Model>(options_.model == "mlp" ? muster::nn::mlp(model)
-                                               : options_.model == "lenet5"
-                                                   ? muster::nn::lenet5(model)
-                                                   : muster::nn::garment_classifier(model));
-  muster::Generator generator(options_.seed);
-  model_->initialize(generator);
-  MUSTER_TRY(ddp_, muster::DistributedDataParallel::create(*model_, compute_, *context_.group,
-                                                           {.logical_shards = options_.logical_shards}));
-  MUSTER_TRY(train_, muster::DeviceDataset::upload(compute_, train_images_));
-  MUSTER_TRY(test_, muster::DeviceDataset::upload(compute_, test_images_));
-  if (options_.optimizer == "adamw") {
-    MUSTER_TRY(optimizer_, muster::AdamW::create(*model_, {.lr = options_.lr}));
+  nn::ModelOptions options;
+  if (args.amp != "off") options.autocast = args.amp == "bf16" ? DType::kBFloat16 : DType::kFloat16;
+  nn::Model model = args.run.model == "mlp"      ? nn::mlp(options)
+                    : args.run.model == "lenet5" ? nn::lenet5(options)
+                                                 : nn::garment_classifier(options);
+  Generator generator(args.run.seed.value_or(0));
+  model.initialize(generator);
+  MUSTER_TRY(const auto ddp,
+             DistributedDataParallel::create(model, compute, group, {.logical_shards = args.logical_shards}));
+  if (args.scale_lr) args.lr *= static_cast<float>(context.world_size);
+  std::unique_ptr<Optimizer> optimizer;
+  if (args.optimizer == "adamw") {
+    MUSTER_TRY(optimizer, AdamW::create(model, {.lr = args.lr}));
   } else {
-    MUSTER_TRY(optimizer_, muster::Sgd::create(*model_, {.lr = options_.lr, .momentum = options_.momentum}));
+    MUSTER_TRY(optimizer, Sgd::create(model, {.lr = args.lr, .momentum = args.momentum}));
   }
-  if (options_.amp == muster::DType::kFloat16) MUSTER_OK(optimizer_->use_grad_scaler({}));
-  muster::TrainerOptions trainer;
-  trainer.batch_size = options_.batch_size;
-  trainer.loss = std::make_shared<const muster::CrossEntropy>(options_.label_smoothing);
-  MUSTER_TRY(trainer_, muster::Trainer::create(*ddp_, *optimizer_, train_, trainer));
-  MUSTER_TRY(preemption_, muster::Preemption::create(context_));
-  state_.model = options_.model;
-  state_.seed = options_.seed;
-  state_.world_size = context_.world_size;
-  state_.batch_size = options_.batch_size;
-  return {};
-}
+  if (args.amp == "fp16") MUSTER_OK(optimizer->use_grad_scaler({}));
+  TrainerOptions training{.batch_size = args.run.batch_size, .capture = args.profile.empty()};
+  training.loss = std::make_shared<const CrossEntropy>(args.label_smoothing);
+  MUSTER_TRY(const auto trainer, Trainer::create(*ddp, *optimizer, train_set, training));
 
-muster::Result<void> TrainingRun::resume() {
-  MUSTER_TRY(
-      const muster::TrainingState saved,
-      muster::restore_checkpoint(options_.resume, options_.model, *model_, *optimizer_, *context_.group));
-  if (options_.seed_given && saved.seed != options_.seed)
-    return muster::fail(muster::ErrorCode::kInvalidArgument,
-                        "checkpoint " + options_.resume + " was trained with --seed " +
-                            std::to_string(saved.seed) + ", not " + std::to_string(options_.seed) +
-                            "; leave --seed out or give the same");
-  if (context_.rank == 0 &&
-      (saved.world_size != context_.world_size || saved.batch_size != options_.batch_size))
-    std::fprintf(
-        stderr,
-        "fashion_mnist: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "
-        "continues, but not as the uninterrupted run would\n",
-        saved.world_size, saved.batch_size, context_.world_size, options_.batch_size);
-  state_ = saved;
-  state_.world_size = context_.world_size;
-  state_.batch_size = options_.batch_size;
-  return {};
-}
+  args.run.same_for_any_world = args.logical_shards > 0;
+  MUSTER_TRY(auto run, resume(model, *optimizer, group, args.run));
+  auto& [checkpoints, state] = run;
+  MUSTER_TRY(auto sampler, DistributedSampler::create({.num_samples = train_set.size,
+                                                       .rank = context.rank,
+                                                       .world_size = context.world_size,
+                                                       .seed = state.seed,
+                                                       .logical_shards = args.logical_shards,
+                                                       .batch_size = args.run.batch_size}));
+  MUSTER_TRY(const auto preemption, Preemption::create(context));
+  std::unique_ptr<SummaryWriter> writer;
+  if (context.rank == 0 && !args.log_dir.empty()) {
+    MUSTER_TRY(writer, SummaryWriter::create(args.log_dir));
+  }
+  std::unique_ptr<Profiler> profiler;
+  if (!args.profile.empty()) {
+    MUSTER_TRY(profiler, Profiler::create(compute, group, {.schedule = {}, .path = args.profile}));
+  }
 
-muster::Result<Summary> TrainingRun::run() {
-  Summary summary;
-  Progress progress(stdout, context_.rank == 0);
-  progress.say(
-      format("%s on FashionMNIST: %lld parameters, %d rank%s (%s) on %s, batch %d per rank, lr %g, momentum "
-             "%g, seed %llu",
-             options_.model.c_str(), static_cast<long long>(model_->num_parameters()), context_.world_size,
-             context_.world_size == 1 ? "" : "s", std::string(context_.group->backend()).c_str(),
-             muster::describe(compute_).c_str(), options_.batch_size, static_cast<double>(options_.lr),
-             static_cast<double>(options_.momentum), static_cast<unsigned long long>(state_.seed)));
-  if (state_.epoch_samples > 0)
-    progress.say(format("resumed %s within epoch %lld, after %lld samples", options_.resume.c_str(),
-                        static_cast<long long>(state_.epoch) + 1,
-                        static_cast<long long>(state_.epoch_samples)));
-  else if (state_.epoch > 0)
-    progress.say(
-        format("resumed %s after epoch %lld", options_.resume.c_str(), static_cast<long long>(state_.epoch)));
-  while (state_.epoch < options_.epochs) {
-    MUSTER_OK(train_epoch(progress, summary));
-    if (state_.epoch_samples > 0) {
-      MUSTER_OK(save_for_later(summary));
-      break;
-    }
-    ++state_.epoch;
-    MUSTER_TRY(summary.test, trainer_->evaluate(test_));
-    if (summary.test.accuracy() > state_.best_accuracy) {
-      state_.best_accuracy = summary.test.accuracy();
-      state_.best_epoch = state_.epoch;
-    }
-    progress.say(format("epoch %lld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%",
-                        static_cast<long long>(state_.epoch), options_.epochs, summary.epoch_loss,
-                        summary.test.loss(), 100 * summary.test.accuracy()));
-    // Whoever does not write waits for rank 0: nobody hangs before that has happened.
-    trainer_->progress().pause("checkpoint");
-    if (context_.rank == 0 && !options_.checkpoint.empty())
-      MUSTER_OK(muster::save_checkpoint(options_.checkpoint, *model_, *optimizer_, state_));
-    if (context_.rank == 0 && !options_.checkpoint.empty()) muster::announce_safe_point();
-  }
-  if (!summary.trained && !summary.preempted) {
-    MUSTER_TRY(summary.test, trainer_->evaluate(test_));
-  }
-  summary.state = state_;
-  // Nobody leaves while another rank still saves or computes.
-  MUSTER_OK(context_.group->barrier());
-  return summary;
-}
-
-/// Every rank stands behind the same step, within an epoch; rank 0 saves for all of them.
-muster::Result<void> TrainingRun::save_for_later(Summary& summary) {
-  summary.preempted = true;
-  trainer_->progress().pause("checkpoint");
-  muster::Result<void> saved;
-  if (context_.rank == 0 && !options_.checkpoint.empty()) {
-    saved = muster::save_checkpoint(options_.checkpoint, *model_, *optimizer_, state_);
-    summary.saved = saved.has_value();
-  }
-  if (context_.world_size > 1) {
-    const std::string key = "fashion_mnist/saved";
-    if (context_.rank == 0) {
-      MUSTER_OK(context_.store->set(key, summary.saved ? "yes" : "no"));
-    } else {
-      MUSTER_TRY(const std::string answer, context_.store->get(key));
-      summary.saved = answer == "yes";
-    }
-  }
-  return saved;
-}
-
-muster::Result<void> TrainingRun::train_epoch(Progress& progress, Summary& summary) {
-  MUSTER_TRY(muster::DistributedSampler sampler,
-             muster::DistributedSampler::create({.num_samples = train_.size,
-                                                 .rank = context_.rank,
-                                                 .world_size = context_.world_size,
-                                                 .seed = state_.seed,
-                                                 .logical_shards = options_.logical_shards,
-                                                 .batch_size = options_.batch_size}));
-  sampler.set_epoch(static_cast<std::uint64_t>(state_.epoch));
-  // A run that was preempted goes on behind the samples it has seen. Another number of ranks divides them
-  // anew.
-  const std::vector<std::int32_t> indices = sampler.indices();
-  const auto seen =
-      std::min(static_cast<std::size_t>(state_.epoch_samples / context_.world_size), indices.size());
-  MUSTER_OK(trainer_->begin_epoch(std::span(indices).subspan(seen)));
-  const int step_samples = options_.batch_size * ddp_->shards_per_rank();
-  const auto first_step = static_cast<std::int64_t>(seen) / step_samples;
-  trainer_->progress().begin_epoch(state_.epoch + 1, trainer_->steps_in_epoch());
-  ProgressView view{.epoch = static_cast<int>(state_.epoch) + 1,
-                    .epochs = options_.epochs,
-                    .step = first_step,
-                    .steps = first_step + trainer_->steps_in_epoch(),
-                    .loss = std::numeric_limits<double>::quiet_NaN(),
-                    .images_per_step = step_samples * context_.world_size};
-  muster::Metrics epoch{.loss_sum = state_.epoch_loss_sum, .num_samples = state_.epoch_samples};
+  ProgressBar bar(stdout, context.rank == 0);
+  const std::string ranks =
+      std::to_string(context.world_size) + " rank" + (context.world_size > 1 ? "s" : "");
+  bar.print("%s on FashionMNIST: %ld parameters, %s MACs, %s (%s) on %s, batch %d per rank, lr %g, seed %lu",
+            args.run.model.c_str(), model.num_parameters(), clever_format(model.macs_per_sample()).c_str(),
+            ranks.c_str(), std::string(group.backend()).c_str(), describe(compute).c_str(),
+            args.run.batch_size, args.lr, state.seed);
+  if (state.step > 0)
+    bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
+  Metrics epoch, last_window, test;
+  const std::int64_t first_step = state.step;
+  const int step_images = args.run.batch_size * ddp->shards_per_rank() * context.world_size;
+  std::int64_t images = 0;
+  double seconds = 0;  // of training, without evaluations and checkpoints
   bool stop = false;
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point window_begin = begin;
-  std::int64_t window_steps = 0;
-  while (view.step < view.steps && !stop) {
-    const std::int64_t window_rest = options_.log_every - view.step % options_.log_every;
-    MUSTER_TRY(const std::int64_t steps, trainer_->steps(std::min(window_rest, view.steps - view.step)));
-    MUSTER_TRY(stop, preemption_->should_stop());
-    view.step += steps;
-    window_steps += steps;
-    // The clock is read every 16th step: at 150 us a step more would be noticed.
-    if (view.step % 16 < steps && progress.draws_bar()) progress.tick(view, Clock::now());
-    // At the same steps whether or not the run was resumed.
-    const bool window_ends = view.step % options_.log_every == 0;
-    const bool full_window = window_steps == options_.log_every;
-    if (!window_ends && view.step < view.steps && !stop) continue;
-    MUSTER_TRY(const muster::Metrics window, trainer_->take_metrics());
-    if (!std::isfinite(window.loss_sum))
-      return muster::fail(
-          muster::ErrorCode::kFailed,
-          format("the training loss is no longer finite at epoch %d, step %lld; try a lower --lr than %g",
-                 view.epoch, static_cast<long long>(view.step), static_cast<double>(options_.lr)));
-    epoch.loss_sum += window.loss_sum;
-    epoch.num_samples += window.num_samples;
-    view.loss = window.loss();
-    view.steps_per_second = static_cast<double>(window_steps) / std::max(seconds_since(window_begin), 1e-9);
-    if (full_window) {
-      summary.last_window_loss = window.loss();
-      summary.has_window = true;
-      progress.interval(view);
+  const auto save = [&, &checkpoints = run.checkpoints, &state = run.state](bool is_best) -> Result<void> {
+    trainer->progress().pause("checkpoint");  // takes as long as it takes: no hang is seen in it
+    return checkpoints ? checkpoints->save(state, is_best) : Result<void>();
+  };
+  while (state.epoch < args.epochs && !stop) {
+    sampler.set_epoch(static_cast<std::uint64_t>(state.epoch));
+    MUSTER_OK(sampler.start_at(state.epoch_samples));
+    MUSTER_OK(trainer->begin_epoch(sampler.indices()));
+    trainer->progress().begin_epoch(state.epoch + 1, trainer->steps_in_epoch());
+    std::int64_t step = state.epoch_samples / step_images, window_begin = step;
+    const std::int64_t steps = step + trainer->steps_in_epoch();
+    bar.begin_epoch(static_cast<int>(state.epoch) + 1, args.epochs, steps, step);
+    epoch = {.loss_sum = state.epoch_loss_sum, .num_samples = state.epoch_samples};
+    Metrics window;
+    const auto begin = std::chrono::steady_clock::now();
+    while (step < steps && !stop) {
+      std::int64_t most = profiler ? 1 : std::min(args.log_every - step % args.log_every, steps - step);
+      if (args.checkpoint_every > 0)
+        most = std::min(most, args.checkpoint_every - state.step % args.checkpoint_every);
+      MUSTER_TRY(const std::int64_t done, trainer->steps(most));
+      MUSTER_TRY(stop, preemption->should_stop());
+      if (profiler && !profiler->is_done()) MUSTER_OK(profiler->step());
+      step += done;
+      state.step += done;
+      state.schedule_step += done;
+      bar.update(step);
+      const bool ends = step == steps || stop, logs = step % args.log_every == 0;
+      const bool saves = args.checkpoint_every > 0 && state.step % args.checkpoint_every == 0;
+      if (!ends && !logs && !saves) continue;
+      MUSTER_TRY(const Metrics metrics, trainer->take_metrics());
+      if (!std::isfinite(metrics.loss_sum))
+        return fail(ErrorCode::kFailed, "the training loss is no longer finite; try a lower --lr");
+      epoch += metrics;
+      window += metrics;
+      images += metrics.num_samples;
+      state.epoch_samples = epoch.num_samples;
+      state.epoch_loss_sum = epoch.loss_sum;
+      if (saves && !ends) MUSTER_OK(save(false));
+      if (!logs) continue;
+      if (step - window_begin == args.log_every) {  // after a resumption a window may lack its beginning
+        last_window = window;
+        bar.interval({.loss = window.loss(), .images = window.num_samples, .lr = args.lr});
+        if (writer) writer->add_scalar("train/loss", window.loss(), state.step);
+      }
+      window = {};
+      window_begin = step;
     }
-    window_begin = Clock::now();
-    window_steps = 0;
+    bar.clear();
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (step < steps) break;  // preempted
+    MUSTER_TRY(test, trainer->evaluate(test_set));
+    const bool is_best = state.end_epoch(test.accuracy());
+    bar.print("epoch %ld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%", state.epoch, args.epochs,
+              epoch.loss(), test.loss(), 100 * test.accuracy());
+    if (writer) writer->add_scalar("test/loss", test.loss(), state.step);
+    if (writer) writer->add_scalar("test/accuracy", test.accuracy(), state.step);
+    MUSTER_OK(save(is_best));
   }
-  progress.clear();
-  summary.train_seconds += seconds_since(begin);
-  summary.images += epoch.num_samples - state_.epoch_samples;
-  summary.steps += view.step - first_step;
-  state_.step += view.step - first_step;
-  if (view.step < view.steps) {
-    state_.epoch_samples = epoch.num_samples;
-    state_.epoch_loss_sum = epoch.loss_sum;
-    return {};
-  }
-  state_.epoch_samples = 0;
-  state_.epoch_loss_sum = 0;
-  summary.epoch_loss = epoch.loss();
-  summary.trained = true;
-  return {};
-}
 
-std::string TrainingRun::report(const Summary& summary) const {
-  std::string out;
-  if (summary.preempted) {
-    out = format("preempted in epoch %lld after step %lld", static_cast<long long>(state_.epoch) + 1,
-                 static_cast<long long>(state_.step));
-    return out +
-           (summary.saved ? "; go on with --resume=" + options_.checkpoint
-                          : "; nothing saved, for want of --checkpoint") +
-           "\n";
+  const bool preempted = state.epoch < args.epochs;
+  if (preempted) MUSTER_OK(save(false));
+  if (checkpoints) MUSTER_OK(checkpoints->wait());
+  MUSTER_OK(group.barrier());  // nobody leaves while another rank still saves or computes
+  if (preempted) {
+    bar.print("preempted in epoch %ld after step %ld; %s%s", state.epoch + 1, state.step,
+              checkpoints ? "go on with --resume=" : "nothing saved, for want of --checkpoint",
+              args.run.checkpoint.c_str());
+    return checkpoints ? kExitPreempted : 128 + SIGTERM;
   }
-  if (summary.has_window)
-    out +=
-        format("train loss   %.4f  (mean of the last full %d steps, all ranks; %.4f over the last epoch)\n",
-               summary.last_window_loss, options_.log_every, summary.epoch_loss);
-  else if (summary.trained)
-    out += format("train loss   %.4f  (mean over the last epoch, all ranks)\n", summary.epoch_loss);
-  else
-    out += format("train loss   -  (nothing to train: %lld of %d epochs were done)\n",
-                  static_cast<long long>(state_.epoch), options_.epochs);
-  out += format("test loss    %.4f\n", summary.test.loss());
-  out +=
-      format("accuracy     %.2f %%  (%lld of %lld)\n", 100 * summary.test.accuracy(),
-             static_cast<long long>(summary.test.correct), static_cast<long long>(summary.test.num_samples));
-  if (state_.best_epoch > 0)
-    out += format("best         %.2f %%  (epoch %lld)\n", 100 * state_.best_accuracy,
-                  static_cast<long long>(state_.best_epoch));
-  if (summary.trained)
-    out += format("speed        %.0f images/s  (%.0f it/s, %d rank%s, %.2f s of training)\n",
-                  static_cast<double>(summary.images) / summary.train_seconds,
-                  static_cast<double>(summary.steps) / summary.train_seconds, context_.world_size,
-                  context_.world_size == 1 ? "" : "s", summary.train_seconds);
-  if (const auto time = ddp_->communication(); time.steps > 0 && ddp_->buckets().size() > 1)
-    out += format("communication  %.2f ms a step, %.0f %% hidden behind backward\n",
-                  time.milliseconds_per_step(), 100 * time.hidden_share());
-  out += "parameters   sha256 " + muster::nn::parameters_sha256(*model_) + "\n";
-  return out;
-}
-
-/// One line on stderr. Of several ranks each says which it is.
-int report_error(const muster::Error& error, int exit_code) {
-  const char* rank = std::getenv("RANK");
-  const char* world = std::getenv("WORLD_SIZE");
-  std::string who = "fashion_mnist: ";
-  if (rank != nullptr && world != nullptr && std::string(world) != "1")
-    who += std::string("rank ") + rank + ": ";
-  std::fprintf(stderr, "%s%s\n", who.c_str(), error.message.c_str());
-  return exit_code;
+  if (state.step == first_step) {
+    MUSTER_TRY(test, trainer->evaluate(test_set));
+    bar.print("train loss   -  (nothing to train: %ld of %d epochs were done)", state.epoch, args.epochs);
+  } else {
+    const Metrics& last = last_window.num_samples > 0 ? last_window : epoch;
+    bar.print("train loss   %.4f  (mean of the last %ld images, all ranks; %.4f over the last epoch)",
+              last.loss(), last.num_samples, epoch.loss());
+    bar.print("speed        %.0f images/s  (%.0f it/s, %s, %.2f s of training)",
+              static_cast<double>(images) / seconds, static_cast<double>(state.step - first_step) / seconds,
+              ranks.c_str(), seconds);
+  }
+  bar.print("test loss    %.4f", test.loss());
+  bar.print("accuracy     %.2f %%  (%ld of %ld)", 100 * test.accuracy(), test.correct, test.num_samples);
+  bar.print("best         %.2f %%  (epoch %ld)", 100 * state.best_metric, state.best_epoch);
+  if (const auto time = ddp->communication(); time.steps > 0 && ddp->buckets().size() > 1)
+    bar.print("communication  %.2f ms a step, %.0f %% hidden behind backward", time.milliseconds_per_step(),
+              100 * time.hidden_share());
+  bar.print("parameters   sha256 %s", nn::parameters_sha256(model).c_str());
+  return 0;
 }
 
 }  // namespace
-}  // namespace fashion
 
 int main(int argc, char** argv) {
-  const auto parsed = fashion::parse_options(argc, argv);
-  if (!parsed) return fashion::report_error(parsed.error(), 2);
-  if (!parsed->help.empty()) {
-    std::fputs(parsed->help.c_str(), stdout);
-    return 0;
+  Arguments args;
+  CLI::App app(
+      "Trains a small network on FashionMNIST, data-parallel over all ranks.\n"
+      "Alone:        fashion_mnist --epochs 1\n"
+      "Two workers:  muster --standalone --nproc-per-node=2 fashion_mnist --epochs 1",
+      "fashion_mnist");
+  add_options(app, args);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;  // 0: --help
   }
-  auto run = fashion::TrainingRun::start(parsed->options);
-  if (!run) return fashion::report_error(run.error(), 1);
-  const auto summary = (*run)->run();
-  if (!summary) return fashion::report_error(summary.error(), 1);
-  if ((*run)->rank() == 0) std::fputs((*run)->report(*summary).c_str(), stdout);
-  if (std::fflush(stdout) != 0) return 1;
-  if (!summary->preempted) return 0;
-  return summary->saved ? muster::kExitPreempted : 128 + SIGTERM;
+  const auto done = train(args);
+  if (done) return *done;
+  std::fprintf(stderr, "fashion_mnist: %s\n", done.error().message.c_str());
+  return done.error().code == ErrorCode::kInvalidArgument ? 2 : 1;
 }

@@ -100,6 +100,21 @@ Result<void> gather(const Placement& placement, Store& store, Millis timeout, Co
 
 }  // namespace
 
+Result<Backend> parse_backend(std::string_view name) {
+  if (name == "auto" || name == "gloo") return Backend::kAuto;
+  if (name == "shm") return Backend::kShm;
+  if (name == "tcp") return Backend::kTcp;
+  if (name == "nccl") return Backend::kNccl;
+  if (name == "mpi" || name == "ucc")
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("backend {}: muster has no such group; use nccl on GPUs, auto (shared memory and TCP, "
+                    "as gloo) on the CPU, and start the program with muster or srun instead of mpirun",
+                    name));
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("backend '{}': not auto, shm, tcp, nccl or gloo", name));
+}
+
 Result<Context> init(const InitOptions& options) {
   const auto page = RuntimePageMap::open();
   mark(page, PageMark::kInitBegun);

@@ -40,6 +40,7 @@ Result<void> check_options(std::string_view name,
 Result<void> Optimizer::start(std::string_view name, const Options& options) {
   MUSTER_OK(check_options(name, {{"lr", options.lr}, {"max_grad_norm", options.max_grad_norm}}));
   MUSTER_CHECK(model_->params() != nullptr, "an optimizer needs an allocated model");
+  name_ = name;
   const Compute& compute = model_->compute();
   for (std::size_t i = 0; i < arena_names().size(); ++i) {
     MUSTER_TRY(void* const arena, compute->allocate(model_->arena_bytes()));
@@ -125,11 +126,15 @@ void Optimizer::run() const {
   if (state_->found_inf == 0) (void)update(work);
 }
 
+OptimizerState Optimizer::read_scalars() const {
+  StepState state;
+  model_->compute()->copy_to_host(&state, state_, sizeof state);
+  return {{}, state.steps, state.loss_scale, state.growth_tracker};
+}
+
 OptimizerState Optimizer::read_state() const {
   const Compute& compute = model_->compute();
-  StepState state;
-  compute->copy_to_host(&state, state_, sizeof state);
-  OptimizerState saved{{}, state.steps, state.loss_scale, state.growth_tracker};
+  OptimizerState saved = read_scalars();
   for (const float* const arena : arenas_) {
     saved.arenas.emplace_back(model_->arena_elements());
     compute->copy_to_host(saved.arenas.back().data(), arena, model_->arena_bytes());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <numeric>
@@ -21,6 +22,35 @@ namespace {
 
 int elements_of(const nn::Shape& shape) {
   return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
+}
+
+using Clock = std::chrono::steady_clock;
+
+tl::unexpected<Error> invalid(std::string what) {
+  return fail(ErrorCode::kInvalidArgument, std::move(what));
+}
+
+/// What a step needs of a loader's batch.
+Result<void> check_fits(const nn::Model& model, const Batch& batch, int shards) {
+  const int expected = elements_of(model.input_shape()), classes = elements_of(model.output_shape());
+  if (batch.size() == 0 || batch.size() % shards != 0)
+    return invalid("a batch of " + std::to_string(batch.size()) + " samples for " + std::to_string(shards) +
+                   " shards of this rank");
+  if (batch.inputs.count() != std::int64_t{expected} * batch.size())
+    return invalid("the batch's samples have " + std::to_string(batch.inputs.count() / batch.size()) +
+                   " values, the model takes " + nn::to_text(model.input_shape()) + " of " +
+                   std::to_string(expected));
+  for (const std::int32_t label : batch.labels)
+    if (label < 0 || label >= classes)
+      return invalid("a label of " + std::to_string(label) + ", the model's output is " +
+                     nn::to_text(model.output_shape()) + "; give its last layer as many outputs as classes");
+  if (batch.inputs.dtype == DType::kFloat32) return {};
+  const std::size_t channels = batch.normalize == nullptr ? 0 : batch.normalize->mean.size();
+  if (channels == 0 || batch.normalize->stddev.size() != channels || channels > nn::NormalizeArgs::kMaxChannels ||
+      (channels != 1 && channels != static_cast<std::size_t>(batch.inputs.channels())))
+    return invalid("uint8 samples need a mean and a deviation for each of at most " +
+                   std::to_string(nn::NormalizeArgs::kMaxChannels) + " channels, or one for all");
+  return {};
 }
 
 Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
@@ -61,8 +91,36 @@ class GraphTrainer final : public Trainer {
     MUSTER_TRY(void* const test_totals, device_->allocate(sizeof(LossTotals)));
     train_totals_ = static_cast<LossTotals*>(train_totals);
     test_totals_ = static_cast<LossTotals*>(test_totals);
-    MUSTER_TRY(full_, plan(options_.batch_size, nn::Mode::kTraining));
+    if (train_.size > 0) {
+      MUSTER_TRY(full_, plan(options_.batch_size, nn::Mode::kTraining));
+    }
+    copies_ = device_->make_copy_stream();
     return prepare_capture();
+  }
+
+  Result<void> step(const Batch& batch) override {
+    const Clock::time_point begin = Clock::now();
+    Result<void> done = step_on(batch);
+    step_time_ += Clock::now() - begin;
+    return done;
+  }
+
+  std::chrono::nanoseconds step_time() const override { return step_time_; }
+
+  Result<Metrics> evaluate(DataLoader& loader) override {
+    MUSTER_OK(ddp_->broadcast_buffers());
+    while (true) {
+      MUSTER_TRY(const Batch* const batch, loader.next());
+      if (batch == nullptr) break;
+      MUSTER_OK(check_fits(*model_, *batch, 1));
+      MUSTER_TRY(Planned* const planned, plan(batch->size(), nn::Mode::kInference));
+      progress_.enter("evaluate");
+      MUSTER_TRY(const std::size_t slot, stage(*batch));
+      load(*planned->plan, *batch, slot, 0);
+      forward(*planned);
+      MUSTER_OK(release(slot));
+    }
+    return collect(test_totals_);
   }
 
   Result<void> begin_epoch(std::span<const std::int32_t> indices) override {
@@ -103,7 +161,7 @@ class GraphTrainer final : public Trainer {
     progress_.begin_step(position_ / (options_.batch_size * shards()) + count);
     MUSTER_OK(device_->status());
     if (!captures) {
-      MUSTER_OK(enqueue(planned, indices, 0));
+      MUSTER_OK(enqueue_gathered(planned, indices, 0));
     } else {
       MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
       progress_.enter("replay");
@@ -112,7 +170,7 @@ class GraphTrainer final : public Trainer {
       optimizer_->prepare();
       const auto step = [&]() -> Result<void> {
         for (std::int64_t i = 0; i < count; ++i)
-          MUSTER_OK(enqueue(planned, step_indices_ + i * samples, static_cast<int>(i + 1) * shards()));
+          MUSTER_OK(enqueue_gathered(planned, step_indices_ + i * samples, static_cast<int>(i + 1) * shards()));
         return {};
       };
       const auto steps = static_cast<std::uint64_t>(count);
@@ -139,7 +197,8 @@ class GraphTrainer final : public Trainer {
       const int rows = std::min(batch_size, range.size() - at);
       MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kInference));
       progress_.enter("evaluate");
-      forward(dataset, test_indices_.data + at, *planned);
+      gather(dataset, test_indices_.data + at, *planned);
+      forward(*planned);
     }
     return collect(test_totals_);
   }
@@ -191,14 +250,18 @@ class GraphTrainer final : public Trainer {
 
   int shards() const { return ddp_->shards_per_rank(); }
 
-  struct Batch {
+  struct Gathered {
     Device* device;
     nn::GatherArgs args;
+  };
+  struct Normalized {
+    Device* device;
+    nn::NormalizeArgs args;
   };
   /// A plan with the batch that goes into it and the loss of what comes out.
   struct Planned {
     const nn::Plan* plan = nullptr;
-    std::vector<Batch> batches;  // one per shard of a step, then those of the steps that are repeated
+    std::vector<Gathered> gathered;  // one per shard of a step, then those of the steps that are repeated
     const Loss* loss = nullptr;
     LossFrame frame;
   };
@@ -208,9 +271,9 @@ class GraphTrainer final : public Trainer {
     MUSTER_TRY(const nn::Plan* const plan, model_->plan(rows, mode));
     for (const auto& made : planned_)
       if (made->plan == plan) return made.get();
-    const std::vector<Batch> batches(static_cast<std::size_t>((1 + options_.steps_per_replay) * shards()),
-                                     Batch{device_, {}});
-    planned_.push_back(std::make_unique<Planned>(Planned{plan, batches, loss_.get(), {}}));
+    const std::vector<Gathered> gathered(static_cast<std::size_t>((1 + options_.steps_per_replay) * shards()),
+                                         Gathered{device_, {}});
+    planned_.push_back(std::make_unique<Planned>(Planned{plan, gathered, loss_.get(), {}}));
     LossFrame& frame = planned_.back()->frame;
     frame.device = device_;
     frame.stream = device_->stream();
@@ -227,13 +290,14 @@ class GraphTrainer final : public Trainer {
     return planned_.back().get();
   }
 
-  /// The whole step. `first`: of the planned batches.
-  Result<void> enqueue(Planned& planned, const std::int32_t* indices, int first) {
+  /// The whole step. load(shard) enqueues what fills the plan's input and labels.
+  template <class Load>
+  Result<void> enqueue(const Planned& planned, const Load& load) {
     ddp_->begin_step();
     for (int shard = 0; shard < shards(); ++shard) {
       progress_.enter("forward");
-      forward(train_, indices + static_cast<std::ptrdiff_t>(shard) * planned.plan->batch(), planned,
-              first + shard);
+      load(shard);
+      forward(planned);
       MUSTER_OK(ddp_->backward(*planned.plan));
     }
     progress_.enter("optimizer");
@@ -241,16 +305,112 @@ class GraphTrainer final : public Trainer {
     return {};
   }
 
-  void forward(const DeviceDataset& dataset, const std::int32_t* indices, Planned& planned, int slot = 0) {
+  /// `first`: of the planned batches.
+  Result<void> enqueue_gathered(Planned& planned, const std::int32_t* indices, int first) {
+    return enqueue(planned, [&](int shard) {
+      gather(train_, indices + static_cast<std::ptrdiff_t>(shard) * planned.plan->batch(), planned, first + shard);
+    });
+  }
+
+  void gather(const DeviceDataset& dataset, const std::int32_t* indices, Planned& planned, int slot = 0) {
     const nn::Plan& plan = *planned.plan;
-    Batch& batch = planned.batches[static_cast<std::size_t>(slot)];
+    Gathered& batch = planned.gathered[static_cast<std::size_t>(slot)];
     batch.args = {dataset.images, dataset.labels,  indices,      plan.batch(), dataset.image_elements,
                   options_.mean,  options_.stddev, plan.input(), plan.labels()};
     device_->enqueue_call(
-        batch, [](const Batch& gathered) { nn::gather_normalize(*gathered.device, gathered.args); });
-    plan.forward();
+        batch, [](const Gathered& gathered) { nn::gather_normalize(*gathered.device, gathered.args); });
+  }
+
+  void forward(const Planned& planned) {
+    planned.plan->forward();
     device_->enqueue_call(
         planned, [](const Planned& p) { p.frame.device->report_cuda(p.loss->compute(p.frame), "loss"); });
+  }
+
+  Result<void> step_on(const Batch& batch) {
+    MUSTER_OK(check_fits(*model_, batch, shards()));
+    const int rows = batch.size() / shards();
+    MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kTraining));
+    if (batch.number == 0) progress_.begin_epoch(static_cast<std::int64_t>(batch.epoch) + 1, batch.batches);
+    progress_.begin_step(batch.number + 1);
+    MUSTER_OK(device_->status());
+    MUSTER_TRY(const std::size_t slot, stage(batch));
+    if (steps_ == nullptr || shards() > 1 || ddp_->is_accumulating()) {
+      MUSTER_OK(enqueue(*planned, [&](int shard) { load(*planned->plan, batch, slot, shard); }));
+    } else {
+      MUSTER_OK(ddp_->group().status());
+      progress_.enter("replay");
+      load(*planned->plan, batch, slot, 0);
+      optimizer_->prepare();
+      const auto step = [&] { return enqueue(*planned, [](int /*shard*/) {}); };
+      MUSTER_OK(steps_->run(kLoaded | static_cast<std::uint64_t>(rows), std::cref(step)));
+    }
+    MUSTER_OK(release(slot));
+    progress_.enter("between steps");
+    return device_->status();
+  }
+
+  /// Of a captured step whose batch is in its place already.
+  static constexpr std::uint64_t kLoaded = std::uint64_t{1} << 63U;
+
+  /// Device memory for the batches of a loader, in turn: inputs, then labels.
+  struct Staged {
+    std::byte* memory = nullptr;
+    std::size_t capacity_bytes = 0;
+  };
+
+  /// On a GPU starts the copy of a batch beside what is being done, and returns where to; waits for the copy
+  /// of the batch before, whose memory its loader may then use.
+  Result<std::size_t> stage(const Batch& batch) {
+    if (copies_ == nullptr) return std::size_t{0};
+    const std::size_t slot = ++num_staged_ % CopyStream::kSlots;
+    const std::size_t bytes = batch.inputs.size_bytes(), labels_at = labels_offset(batch);
+    Staged& staged = staged_[slot];
+    if (labels_at + batch.labels.size_bytes() > staged.capacity_bytes) {
+      staged.capacity_bytes = labels_at + batch.labels.size_bytes();
+      MUSTER_TRY(void* const memory, device_->allocate(staged.capacity_bytes));
+      MUSTER_OK(device_->synchronize());  // it was zeroed on the other stream
+      staged.memory = static_cast<std::byte*>(memory);
+    }
+    const std::array<CopyStream::Copy, 2> copies{
+        CopyStream::Copy{staged.memory, batch.inputs.data, bytes},
+        CopyStream::Copy{staged.memory + labels_at, batch.labels.data(), batch.labels.size_bytes()}};
+    MUSTER_OK(copies_->copy(slot, copies));
+    MUSTER_OK(copies_->wait((slot + 1) % CopyStream::kSlots));
+    return slot;
+  }
+
+  Result<void> release(std::size_t slot) {
+    if (copies_ == nullptr) return {};
+    return copies_->release(slot);
+  }
+
+  static std::size_t labels_offset(const Batch& batch) { return (batch.inputs.size_bytes() + 15) / 16 * 16; }
+
+  /// A shard of the batch, from where the device reads it to the plan's input.
+  void load(const nn::Plan& plan, const Batch& batch, std::size_t slot, int shard) {
+    const void* inputs = batch.inputs.data;
+    const void* labels = batch.labels.data();
+    if (copies_ != nullptr) {
+      inputs = staged_[slot].memory;
+      labels = staged_[slot].memory + labels_offset(batch);
+    }
+    const std::ptrdiff_t first = std::ptrdiff_t{shard} * plan.batch();
+    const int elements = elements_of(model_->input_shape());
+    device_->copy_on_device(plan.labels(), static_cast<const std::int32_t*>(labels) + first,
+                            static_cast<std::size_t>(plan.batch()) * sizeof(std::int32_t));
+    if (batch.inputs.dtype == DType::kFloat32)
+      return device_->copy_on_device(
+          plan.input(), static_cast<const float*>(inputs) + first * elements,
+          static_cast<std::size_t>(plan.batch()) * static_cast<std::size_t>(elements) * sizeof(float));
+    const transforms::Normalize& by = *batch.normalize;
+    const int channels = static_cast<int>(by.mean.size());  // 1: all values alike
+    Normalized normalized{device_,
+                          {static_cast<const std::uint8_t*>(inputs) + first * elements,
+                           plan.batch(), channels, elements / channels, {}, {}, plan.input()}};
+    std::copy(by.mean.begin(), by.mean.end(), normalized.args.mean);
+    std::copy(by.stddev.begin(), by.stddev.end(), normalized.args.stddev);
+    device_->enqueue_call(normalized, [](const Normalized& n) { nn::normalize(*n.device, n.args); });
   }
 
   Result<Metrics> collect(LossTotals* device_totals) {
@@ -259,12 +419,13 @@ class GraphTrainer final : public Trainer {
     device_->copy_to_host(&totals, device_totals, sizeof totals);
     MUSTER_OK(device_->synchronize());
     device_->zero(device_totals, sizeof totals);
-    // Counts are exact in a double (below 2^53), so one reduction carries all three.
-    std::array<double, 3> sums{totals.loss_sum, static_cast<double>(totals.correct),
-                               static_cast<double>(totals.num_samples)};
+    // Counts are exact in a double (below 2^53), so one reduction carries all four.
+    std::array<double, 4> sums{totals.loss_sum, static_cast<double>(totals.correct),
+                               static_cast<double>(totals.correct5), static_cast<double>(totals.num_samples)};
     MUSTER_OK(host_.all_reduce({sums.data(), sums.size(), DType::kFloat64}, ReduceOp::kSum));
     progress_.enter("between steps");
-    return Metrics{sums[0], static_cast<std::int64_t>(sums[1]), static_cast<std::int64_t>(sums[2])};
+    return Metrics{sums[0], static_cast<std::int64_t>(sums[1]), static_cast<std::int64_t>(sums[2]),
+                   static_cast<std::int64_t>(sums[3])};
   }
 
   DistributedDataParallel* ddp_;
@@ -285,24 +446,35 @@ class GraphTrainer final : public Trainer {
   Progress progress_;
   std::vector<std::unique_ptr<Planned>> planned_;
   Planned *full_ = nullptr, *tail_ = nullptr;
+  std::unique_ptr<CopyStream> copies_;  // nullptr: the device reads the host's memory
+  std::array<Staged, CopyStream::kSlots> staged_;
+  std::size_t num_staged_ = 0;
+  std::chrono::nanoseconds step_time_{0};
   std::int32_t* step_indices_ = nullptr;  // where captured steps find their samples
   std::unique_ptr<StepGraph> steps_;      // nullptr: every step is called
 };
 
-Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, Optimizer& optimizer,
-                                                 const DeviceDataset& train, const TrainerOptions& options) {
+static Result<std::unique_ptr<Trainer>> make(DistributedDataParallel& ddp, Optimizer& optimizer,
+                                             const DeviceDataset& train, const TrainerOptions& options) {
   if (options.batch_size < 1)
-    return fail(ErrorCode::kInvalidArgument,
-                "a batch size of " + std::to_string(options.batch_size) + "; it is at least 1");
+    return invalid("a batch size of " + std::to_string(options.batch_size) + "; it is at least 1");
   if (options.steps_per_replay < 1)
-    return fail(ErrorCode::kInvalidArgument,
-                std::to_string(options.steps_per_replay) + " steps per replay; there is at least 1");
-  if (!(options.stddev > 0))
-    return fail(ErrorCode::kInvalidArgument, "the standard deviation must be positive");
-  MUSTER_OK(check_fits(ddp.model(), train));
+    return invalid(std::to_string(options.steps_per_replay) + " steps per replay; there is at least 1");
+  if (!(options.stddev > 0)) return invalid("the standard deviation must be positive");
   auto made = std::make_unique<GraphTrainer>(ddp, optimizer, train, options);
   MUSTER_OK(made->allocate());
   return made;
+}
+
+Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, Optimizer& optimizer,
+                                                 const DeviceDataset& train, const TrainerOptions& options) {
+  MUSTER_OK(check_fits(ddp.model(), train));
+  return make(ddp, optimizer, train, options);
+}
+
+Result<std::unique_ptr<Trainer>> Trainer::create(DistributedDataParallel& ddp, Optimizer& optimizer,
+                                                 const TrainerOptions& options) {
+  return make(ddp, optimizer, {}, options);
 }
 
 }  // namespace muster

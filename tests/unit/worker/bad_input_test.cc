@@ -5,7 +5,8 @@
 #include <functional>
 #include <unistd.h>
 
-#include <muster/checkpoint.h>
+#include <fmt/format.h>
+
 #include <muster/gradient_reducer.h>
 #include <muster/state_dict.h>
 #include <muster/trainer.h>
@@ -14,7 +15,7 @@
 #include "tests/support/temporary_directory.h"
 #include "tests/support/trainer_run.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/training/safetensors.h"
+#include "worker_runtime/checkpoint/safetensors.h"
 
 using namespace muster;
 using nn::Value;
@@ -256,18 +257,6 @@ TEST_CASE("weights of another model or type are refused in one sentence, and cha
        kOther,
        "state dict " + path +
            ": its tensor 'fc2.bias' is none of the model's; these are the weights of another model"},
-      {"a checkpoint of another model",
-       [&]() -> Result<void> {
-         nn::Model trained = nn::mlp();
-         MUSTER_OK(trained.allocate(cpu()));
-         MUSTER_TRY(const auto sgd, Sgd::create(trained, {}));
-         MUSTER_OK(save_checkpoint(path, trained, *sgd, {.model = "mlp", .batch_size = 1}));
-         return outcome(load_checkpoint(path, model, "small"));
-       },
-       kOther,
-       "checkpoint " + path +
-           ": it is a checkpoint of model 'mlp', this run trains 'small': it has no tensor 'fc.weight'; "
-           "these are the weights of another model"},
   });
   REQUIRE(nn::parameters_sha256(model) == before);
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
+#include <boost/crc.hpp>
 #include <csignal>
-#include <fcntl.h>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <stdexcept>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 
 #include <muster/checkpoint.h>
@@ -18,347 +18,469 @@
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/thread_group.h"
+#include "worker_runtime/checkpoint/step_directory.h"
 #include "worker_runtime/core/atomic_file.h"
+#include "worker_runtime/core/crc32c.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/training/safetensors.h"
 
 using namespace muster;
 using Catch::Matchers::Contains;
+namespace fs = std::filesystem;
 
 namespace {
+
+using Manager = std::unique_ptr<CheckpointManager>;
 
 /// A model with an optimizer that has made `steps` steps.
 struct Trained {
   nn::Model model = nn::garment_classifier();
-  std::unique_ptr<Sgd> sgd;
+  std::unique_ptr<Optimizer> optimizer;
   TrainingState state;
+  std::unique_ptr<ProcessGroup> alone = make_single_group();
 
-  explicit Trained(std::uint64_t seed, int steps = 1) {
+  explicit Trained(std::uint64_t seed, int steps = 1, bool adamw = false) {
     Generator generator(seed);
     model.initialize(generator);
     // Thrown, not required: it is made on threads, too.
     if (const auto allocated = model.allocate(*make_compute(DeviceType::kCpu)); !allocated)
       throw std::runtime_error(allocated.error().message);
-    auto made = Sgd::create(model, {});
-    if (!made) throw std::runtime_error(made.error().message);
-    sgd = *std::move(made);
+    if (adamw) {
+      optimizer = *AdamW::create(model, {});
+      if (!optimizer->use_grad_scaler({.init_scale = 8, .growth_interval = 2}))
+        throw std::runtime_error("use_grad_scaler");
+    } else {
+      optimizer = *Sgd::create(model, {});
+    }
     for (int step = 0; step < steps; ++step) {
       for (const nn::Parameter& parameter : model.parameters())
         generator.uniform(std::span(model.grads() + parameter.offset, parameter.count), -1, 1);
-      sgd->step();
+      optimizer->step();
     }
-    state = {.model = "garment",
-             .epoch = 3,
+    model.manual_seed(~seed, 9);
+    state = {.epoch = 3,
              .step = steps,
              .seed = seed + (1ULL << 63),
-             .best_accuracy = 0.1 + 0.2,
+             .epoch_samples = 16,
+             .epoch_loss_sum = 0.1 + 0.2,
+             .schedule_step = 7,
+             .best_metric = 0.2 + 0.7,
              .best_epoch = 2,
              .world_size = 2,
              .batch_size = 4};
   }
-  [[nodiscard]] Result<void> save(const std::string& path) const {
-    return save_checkpoint(path, model, *sgd, state);
+  [[nodiscard]] Result<Manager> manager(const std::string& path, ProcessGroup& group,
+                                        const CheckpointOptions& options = {.model = "garment"}) {
+    return CheckpointManager::create(path, model, *optimizer, group, options);
+  }
+  [[nodiscard]] Manager manager(const std::string& path, const CheckpointOptions& options = {
+                                                            .model = "garment"}) {
+    auto made = manager(path, *alone, options);
+    REQUIRE_OK(made);
+    return *std::move(made);
+  }
+  /// As step `step` of its own manager.
+  void save(CheckpointManager& manager, std::int64_t step, bool is_best = false) {
+    state.step = step;
+    REQUIRE_OK(manager.save(state, is_best));
+    REQUIRE_OK(manager.wait());
+  }
+  [[nodiscard]] bool operator==(const Trained& other) const {
+    return model.read_params() == other.model.read_params() &&
+           model.read_buffers() == other.model.read_buffers() &&
+           optimizer->read_state() == other.optimizer->read_state() &&
+           model.read_random_state().seed == other.model.read_random_state().seed &&
+           model.read_random_state().step == other.model.read_random_state().step;
   }
 };
 
-std::string contents(const std::string& path) {
+std::string contents(const fs::path& path) {
   auto bytes = read_file(path);
   REQUIRE_OK(bytes);
   return *std::move(bytes);
 }
 
-void overwrite(const std::string& path, const std::string& bytes) {
+void overwrite(const fs::path& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }
 
-/// Whether a traced child's new file has a name of its own, by the system calls that have ended.
-class NamedFile {
- public:
-  void look(pid_t child) {
-    __ptrace_syscall_info info{};
-    REQUIRE(::ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof info, &info) > 0);
-    if (info.op == PTRACE_SYSCALL_INFO_ENTRY) call_ = info.entry.nr;
-    if (info.op != PTRACE_SYSCALL_INFO_EXIT || info.exit.is_error != 0) return;
-    if (call_ == SYS_linkat) named_ = was_named_ = true;
-    if (call_ == SYS_rename) named_ = false;
-  }
-  [[nodiscard]] bool is_named() const { return named_; }
-  [[nodiscard]] bool was_named() const { return was_named_; }
+std::set<std::string> names_in(const fs::path& path) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(path)) names.insert(entry.path().filename());
+  return names;
+}
 
- private:
-  std::uint64_t call_ = 0;
-  bool named_ = false;
-  bool was_named_ = false;
-};
-
-/// Runs `body` in a child; returns its wait status.
+/// Runs `body` in a child that stops at every entry to and exit from the kernel, and kills it at stop
+/// `kill_at`. True: it came to its end before.
 template <class Body>
-int in_child(Body body) {
+bool ends_before_stop(int kill_at, const Body& body) {
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
-  if (child == 0) ::_exit(body());
+  if (child == 0) {
+    ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+    ::raise(SIGSTOP);
+    ::_exit(body() ? 0 : 1);
+  }
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
-  return status;
+  REQUIRE(::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL) == 0);
+  for (int stop = 0; WIFSTOPPED(status); ++stop) {
+    if (stop == kill_at) ::kill(child, SIGKILL);
+    REQUIRE((stop == kill_at || ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr) == 0));
+    REQUIRE(::waitpid(child, &status, 0) == child);
+  }
+  if (WIFEXITED(status)) REQUIRE(WEXITSTATUS(status) == 0);
+  return WIFEXITED(status);
 }
 
 }  // namespace
 
-TEST_CASE("a checkpoint restores parameters, momentum and state bit for bit") {
+TEST_CASE("a checkpoint is three files, and restores every bit") {
   const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run.safetensors";
-  const Trained saved(1, 2);
-  REQUIRE_OK(saved.save(path));
-  REQUIRE(dir.entries() == std::vector<std::string>{"run.safetensors"});
-  const auto loaded = load_checkpoint(path, saved.model, "garment");
-  REQUIRE_OK(loaded);
-  REQUIRE(loaded->state == saved.state);
-  REQUIRE(loaded->params == saved.model.read_params());
-  REQUIRE(loaded->optimizer == saved.sgd->read_state());
+  const std::string run = dir.path() + "/run";
+  const bool adamw = GENERATE(false, true);
+  Trained saved(1, 3, adamw);
+  saved.save(*saved.manager(run), 3);
+  REQUIRE(names_in(run) == std::set<std::string>{"LATEST", "step-00000003"});
+  REQUIRE(names_in(run + "/step-00000003") ==
+          std::set<std::string>{"model.safetensors", "optim.safetensors", "state.json"});
+  REQUIRE(contents(run + "/LATEST") == "step-00000003\n");
+  Trained mine(9, 0, adamw);
+  const auto manager = mine.manager(run);
+  REQUIRE((*manager->latest() == run + "/step-00000003"));
+  const auto state = manager->restore();
+  REQUIRE_OK(state);
+  REQUIRE(*state == saved.state);
+  REQUIRE(mine == saved);
 }
 
-TEST_CASE("a checkpoint from within an epoch has a format of its own, and every rank learns the place") {
+TEST_CASE("every rank continues from what rank 0 reads, whatever the world it was written by") {
   const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run";
+  const std::string run = dir.path() + "/run";
   Trained saved(1, 2);
-  REQUIRE_OK(saved.save(path));
-  REQUIRE_THAT(contents(path), Contains("muster-checkpoint-1") && !Contains("epoch_samples"));
-  saved.state.epoch_samples = 16;
-  saved.state.epoch_loss_sum = 0.1 + 0.2;
-  REQUIRE_OK(saved.save(path));
-  REQUIRE_THAT(contents(path), Contains("muster-checkpoint-2"));
-  const auto errors = test::run_ranks(2, [&](test::ThreadGroup& group) -> std::string {
-    Trained mine(9, 0);
-    const auto state = restore_checkpoint(path, "garment", mine.model, *mine.sgd, group);
-    if (!state) return state.error().message;
-    return *state == saved.state ? "" : "another state";
-  });
-  REQUIRE(errors == std::vector<std::string>(2));
-}
-
-TEST_CASE("a checkpoint from before the first step has no momentum") {
-  const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run";
-  const Trained saved(1, 0);
-  REQUIRE_OK(saved.save(path));
-  const auto loaded = load_checkpoint(path, saved.model, "garment");
-  REQUIRE_OK(loaded);
-  REQUIRE(loaded->optimizer == OptimizerState{});
-}
-
-TEST_CASE("every rank continues from what rank 0 reads") {
-  const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run";
-  const Trained saved(1, 2);
-  REQUIRE_OK(saved.save(path));
-  const std::vector<float> params = saved.model.read_params();
-  const OptimizerState optimizer = saved.sgd->read_state();
-  const auto errors = test::run_ranks(3, [&](test::ThreadGroup& group) -> std::string {
-    Trained mine(9, 0);
-    // Only rank 0 sees the file.
-    const auto state = restore_checkpoint(group.rank() == 0 ? path : "/nonexistent", "garment", mine.model,
-                                          *mine.sgd, group);
-    if (!state) return state.error().message;
-    if (!(*state == saved.state)) return "another state";
-    if (mine.model.read_params() != params || mine.sgd->read_state() != optimizer) return "other values";
-    return {};
-  });
-  REQUIRE(errors == std::vector<std::string>(3));
-}
-
-TEST_CASE(
-    "AdamW, its loss scale and what Dropout draws continue from a checkpoint, and another optimizer is "
-    "refused") {
-  const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run";
-  const auto adamw_of = [](nn::Model& model) {
-    auto made = AdamW::create(model, {});
-    if (!made || !(*made)->use_grad_scaler({.init_scale = 8, .growth_interval = 2}))
-      throw std::runtime_error("AdamW::create");
-    return *std::move(made);
-  };
-  Trained saved(1, 0);
-  const auto adamw = adamw_of(saved.model);
-  Generator generator(2);
-  for (int step = 0; step < 3; ++step) {
-    for (const nn::Parameter& parameter : saved.model.parameters())
-      generator.uniform(std::span(saved.model.grads() + parameter.offset, parameter.count), -1, 1);
-    adamw->step();
+  saved.save(*saved.manager(run), 2);
+  for (const int world : {1, 2, 4}) {
+    const auto errors = test::run_ranks(world, [&](test::ThreadGroup& group) -> std::string {
+      Trained mine(9, 0);
+      // Only rank 0 sees the files.
+      auto manager = mine.manager(group.rank() == 0 ? run : "/nonexistent", group);
+      if (!manager) return manager.error().message;
+      const auto state = (*manager)->restore();
+      if (!state) return state.error().message;
+      if (*state != saved.state) return "another state";
+      return mine == saved ? "" : "other values";
+    });
+    REQUIRE(errors == std::vector<std::string>(static_cast<std::size_t>(world)));
   }
-  saved.state.step = 3;
-  saved.model.manual_seed(~0ULL, 9);
-  REQUIRE_OK(save_checkpoint(path, saved.model, *adamw, saved.state));
-  const OptimizerState expected = adamw->read_state();
-  REQUIRE((expected.steps == 3 && expected.loss_scale == 16 && expected.growth_tracker == 1));
-  const auto errors = test::run_ranks(2, [&](test::ThreadGroup& group) -> std::string {
-    Trained mine(9, 0);
-    const auto other = restore_checkpoint(path, "garment", mine.model, *mine.sgd, group);
-    if (other) return "restored by SGD";
-    const auto continued = adamw_of(mine.model);
-    const auto state = restore_checkpoint(path, "garment", mine.model, *continued, group);
-    if (!state) return state.error().message;
-    const nn::RandomState random = mine.model.read_random_state();
-    if (random.seed != ~0ULL || random.step != 9) return "other random numbers";
-    return continued->read_state() == expected ? other.error().message : "another state";
-  });
-  REQUIRE(errors[0] == "checkpoint " + path +
-                           ": it is of an optimizer with exp_avg, this run's has momentum; continue with the "
-                           "optimizer that wrote it");
-  REQUIRE(errors[1] == "checkpoint " + path + ": rank 0 could not load it");
 }
 
-TEST_CASE("when rank 0 cannot read the checkpoint every rank fails and nothing has changed") {
+TEST_CASE("the place in a schedule moves with the size of the world, the place in the epoch does not") {
+  TrainingState state{.step = 100, .epoch_samples = 800, .schedule_step = 100, .world_size = 2, .batch_size = 4};
+  state.continue_with(4, 4);
+  REQUIRE(state == TrainingState{.step = 100, .epoch_samples = 800, .schedule_step = 50, .world_size = 4,
+                                 .batch_size = 4});
+  state.continue_with(1, 8);
+  REQUIRE(state.schedule_step == 100);
+}
+
+TEST_CASE("a directory without a checkpoint is told from one that cannot be read") {
+  const test::TemporaryDirectory dir;
   const auto errors = test::run_ranks(2, [&](test::ThreadGroup& group) -> std::string {
     Trained mine(9, 1);
-    const std::vector<float> before = mine.model.read_params();
-    const auto state = restore_checkpoint("/nonexistent/run", "garment", mine.model, *mine.sgd, group);
-    if (state) return "restored from nothing";
-    if (mine.model.read_params() != before) return "changed";
-    return state.error().message;
+    const Trained before(9, 1);
+    auto manager = mine.manager(dir.path(), group);
+    if (!manager) return manager.error().message;
+    const auto nothing = (*manager)->restore();
+    if (!nothing || *nothing) return "restored from nothing";
+    if (group.rank() == 0) overwrite(dir.path() + "/LATEST", "step-00000003\n");
+    const auto state = (*manager)->restore();
+    return !(mine == before) ? "changed" : state ? "restored from nothing" : state.error().message;
   });
-  REQUIRE(errors[0] == "checkpoint: open /nonexistent/run: No such file or directory (ENOENT)");
-  REQUIRE(errors[1] == "checkpoint /nonexistent/run: rank 0 could not load it");
+  const std::string gone = dir.path() + "/step-00000003/state.json: No such file or directory (ENOENT)";
+  REQUIRE(errors[0] == "checkpoint step-00000003 of " + dir.path() + ": open " + gone);
+  REQUIRE(errors[1] == "checkpoints " + dir.path() + ": rank 0 could not load one");
 }
 
-TEST_CASE("a checkpoint of another model is refused with the first tensor that differs") {
+TEST_CASE("a checkpoint of another model or optimizer is refused by name and shape, and nothing changes") {
   const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run";
-  REQUIRE_OK(Trained(1).save(path));
-  const nn::Model other = nn::mlp();
-  const auto loaded = load_checkpoint(path, other, "mlp");
-  REQUIRE_FALSE(loaded);
-  REQUIRE(loaded.error().code == ErrorCode::kMismatch);
-  REQUIRE(
-      loaded.error().message ==
-      "checkpoint " + path +
-          ": it is a checkpoint of model 'garment', this run trains 'mlp': tensor "
-          "'fc1.weight' is F32 120x256, the model's is F32 512x784; these are the weights of another model");
+  const std::string run = dir.path() + "/run";
+  Trained saved(1);
+  saved.save(*saved.manager(run), 1);
+  const std::string who = "checkpoint step-00000001 of " + run + ": ";
+  const auto refused = [&](Trained& mine, const std::string& name) {
+    const auto state = mine.manager(run, {.model = name})->restore();
+    REQUIRE_FALSE(state);
+    REQUIRE(state.error().code == ErrorCode::kMismatch);
+    return state.error().message;
+  };
+  Trained other(9, 0);
+  other.model = nn::mlp();
+  REQUIRE_OK(other.model.allocate(*make_compute(DeviceType::kCpu)));
+  other.optimizer = *Sgd::create(other.model, {});
+  REQUIRE(refused(other, "mlp") ==
+          who + "it is of model 'garment', this run trains 'mlp': tensor 'fc1.weight' is F32 120x256, the "
+                "model's is F32 512x784; these are the weights of another model");
+  REQUIRE_THAT(refused(other, "garment"), Contains("'fc1.weight' is F32 120x256"));
+  Trained mine(9, 1);
+  REQUIRE(refused(mine, "garment-2") ==
+          who + "it is of model 'garment', this run trains 'garment-2': the tensors are alike");
+  REQUIRE(mine == Trained(9, 1));
+  Trained adamw(9, 1, true);
+  REQUIRE(refused(adamw, "garment") ==
+          who + "it is of optimizer SGD, this run's is AdamW; continue with the one that wrote it");
 }
 
-TEST_CASE("a safetensors file that is no checkpoint is refused as such") {
+TEST_CASE("a checkpoint with any damaged byte, or cut anywhere, is passed over for the one before") {
   const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/weights";
-  const auto bytes = safetensors::serialize({{"fc", DType::kUInt8, {1}, "x"}}, {{"format", "pt"}});
-  REQUIRE_OK(bytes);
-  overwrite(path, *bytes);
-  const nn::Model model = nn::garment_classifier();
-  REQUIRE_THAT(load_checkpoint(path, model, "garment").error().message,
-               Contains("not a checkpoint of this program"));
-}
-
-TEST_CASE("a checkpoint with any damaged byte, or cut anywhere, is refused") {
-  const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run";
-  const Trained saved(1);
-  REQUIRE_OK(saved.save(path));
-  const std::string whole = contents(path);
-  for (std::size_t at = 0; at < whole.size(); at += at < 3000 ? 7 : 9973) {
-    std::string damaged = whole;
-    damaged[at] = static_cast<char>(damaged[at] ^ 0x04);
-    overwrite(path, damaged);
-    const auto loaded = load_checkpoint(path, saved.model, "garment");
-    INFO("byte " << at << " '" << whole[at] << "'");
-    REQUIRE_FALSE(loaded);
-    overwrite(path, whole.substr(0, at));
-    REQUIRE_FALSE(load_checkpoint(path, saved.model, "garment"));
+  const std::string run = dir.path() + "/run";
+  Trained first(1);
+  first.save(*first.manager(run), 1);
+  for (const char* const name : {"state.json", "model.safetensors", "optim.safetensors"}) {
+    fs::remove_all(run + "/step-00000002");
+    fs::copy(run + "/step-00000001", run + "/step-00000002");
+    const std::string path = run + "/step-00000002/" + name;
+    const std::string whole = contents(path);
+    const std::size_t stride = whole.size() < 5000 ? 3 : 9973;
+    for (std::size_t at = 0; at < whole.size(); at += stride) {
+      INFO(name << " byte " << at);
+      std::string damaged = whole;
+      damaged[at] = static_cast<char>(damaged[at] ^ 0x04);
+      for (const std::string& bytes : {damaged, whole.substr(0, at)}) {
+        overwrite(path, bytes);
+        const auto read = read_step(run, 2, {"model.safetensors", "optim.safetensors"});
+        REQUIRE_FALSE(read);
+        REQUIRE(read.error().message.find('\n') == std::string::npos);
+      }
+    }
+    overwrite(run + "/LATEST", "step-00000002\n");
+    Trained mine(9, 0);
+    const auto state = mine.manager(run)->restore();
+    REQUIRE_OK(state);
+    REQUIRE((*state)->step == 1);
+    REQUIRE(mine == first);
   }
+  overwrite(run + "/step-00000001/state.json", "{}");
+  Trained mine(9, 0);
+  REQUIRE(mine.manager(run)->restore().error().code == ErrorCode::kCorrupt);
+}
+
+TEST_CASE("LATEST says where to go on, and what it cannot name it does not") {
+  const test::TemporaryDirectory dir;
+  for (const int step : {1, 5, 9}) fs::create_directory(dir.path() + "/" + step_name(step));
+  for (const char* const other : {"step-3", "step-00000x03", "other"}) fs::create_directory(dir.path() + "/" + other);
+  REQUIRE(restorable_steps(dir.path()) == std::vector<std::int64_t>{9, 5, 1});
+  overwrite(dir.path() + "/LATEST", "step-00000005\n");
+  REQUIRE(restorable_steps(dir.path()) == std::vector<std::int64_t>{5, 1, 9});
+  for (const char* const name : {"", "\n", "step-00000001", "../step-00000001\n", "step-1\n", "step--0000001\n",
+                                 "step-99999999999999999999\n"}) {
+    overwrite(dir.path() + "/LATEST", name);
+    REQUIRE(restorable_steps(dir.path()) == std::vector<std::int64_t>{9, 5, 1});
+  }
+  overwrite(dir.path() + "/LATEST", "step-123456789012\n");
+  REQUIRE(restorable_steps(dir.path()) == std::vector<std::int64_t>{123456789012, 9, 5, 1});
+}
+
+TEST_CASE("the last ones are kept, and the best one") {
+  const test::TemporaryDirectory dir;
+  const std::string run = dir.path() + "/run";
+  Trained saved(1);
+  const auto manager = saved.manager(run, {.model = "garment", .keep = 2});
+  for (const int step : {1, 2, 3, 4, 5}) saved.save(*manager, step, step == 2);
+  REQUIRE(names_in(run) ==
+          std::set<std::string>{"BEST", "LATEST", "step-00000002", "step-00000004", "step-00000005"});
+  REQUIRE(contents(run + "/BEST") == "step-00000002\n");
+  // The run goes back: what lies above stays until it is there again, and the same step is replaced.
+  overwrite(run + "/LATEST", "step-00000002\n");
+  REQUIRE_OK(manager->restore());
+  saved.save(*manager, 3, true);
+  saved.state.best_metric = 0.5;
+  saved.save(*manager, 4);
+  REQUIRE(names_in(run) ==
+          std::set<std::string>{"BEST", "LATEST", "step-00000003", "step-00000004", "step-00000005"});
+  Trained mine(9, 0);
+  REQUIRE((*mine.manager(run)->restore())->best_metric == 0.5);
+}
+
+TEST_CASE("a run that did not begin with what a directory has does not write there") {
+  const test::TemporaryDirectory dir;
+  const std::string run = dir.path() + "/run";
+  Trained saved(1);
+  saved.save(*saved.manager(run), 1);
+  REQUIRE_THAT(saved.manager(run)->save(saved.state).error().message, Contains("of another run"));
+  REQUIRE_THAT(saved.manager(run, {.read_only = true})->save(saved.state).error().message, Contains("only read"));
+  const std::string none = dir.path() + "/none";
+  REQUIRE_FALSE(*saved.manager(none, {.read_only = true})->restore());
+  REQUIRE(names_in(dir.path()) == std::set<std::string>{"run"});
+  REQUIRE_THAT(saved.manager(none, *saved.alone, {.keep = 0}).error().message, Contains("at least 1"));
+}
+
+TEST_CASE("what cannot be written is refused before the work begins") {
+  const test::TemporaryDirectory dir;
+  Trained saved(1);
+  REQUIRE_THAT(saved.manager(dir.path() + "/none/run", *saved.alone).error().message,
+               Contains("checkpoints: make the directory") && Contains("No such file or directory"));
+  overwrite(dir.path() + "/file", "");
+  REQUIRE_THAT(saved.manager(dir.path() + "/file", *saved.alone).error().message, Contains("is not a directory"));
+}
+
+TEST_CASE("the error of a write comes with the next call, and training goes on meanwhile") {
+  const test::TemporaryDirectory dir;
+  const std::string run = dir.path() + "/run";
+  Trained saved(1);
+  const auto manager = saved.manager(run);
+  saved.save(*manager, 1);
+  fs::rename(run, dir.path() + "/elsewhere");
+  saved.state.step = 2;
+  REQUIRE_OK(manager->save(saved.state));
+  saved.optimizer->step();
+  const auto late = manager->save(saved.state);
+  REQUIRE_FALSE(late);
+  REQUIRE_THAT(late.error().message, Contains("checkpoint step-00000002 of " + run + ": make ") && Contains("ENOENT"));
+  fs::rename(dir.path() + "/elsewhere", run);
+  REQUIRE_OK(manager->save(saved.state));
+  REQUIRE_OK(manager->wait());
+  Trained mine(9, 0);
+  REQUIRE_OK(mine.manager(run)->restore());
+  REQUIRE(mine == saved);
+}
+
+TEST_CASE("what is written is the state at the call, however far the next steps have come") {
+  const test::TemporaryDirectory dir;
+  const std::string run = dir.path() + "/run";
+  Trained saved(1), same(1);
+  const auto manager = saved.manager(run);
+  for (int step = 1; step < 20; ++step) {
+    saved.state.step = step;
+    REQUIRE_OK(manager->save(saved.state));
+    saved.optimizer->step();
+    same.optimizer->step();
+    same.state.step = step;
+  }
+  REQUIRE_OK(manager->wait());
+  Trained before(1);
+  for (int step = 1; step < 19; ++step) before.optimizer->step();
+  Trained mine(9, 0);
+  REQUIRE_OK(mine.manager(run)->restore());
+  REQUIRE(mine == before);
+}
+
+TEST_CASE("a launcher that waits for safe points hears of one when the checkpoint is on the disk") {
+  const test::TemporaryDirectory dir;
+  const std::string run = dir.path() + "/run", point = dir.path() + "/safe-point";
+  Trained saved(1);
+  const auto manager = saved.manager(run);
+  saved.state.step = 5;
+  ::setenv("MUSTER_SAFE_POINT_FILE", point.c_str(), 1);
+  std::optional<std::int64_t> there;
+  std::jthread launcher([&] {
+    while (!fs::exists(point)) std::this_thread::yield();
+    there = named_step(run, "LATEST");
+    fs::remove(point);
+  });
+  const auto done = manager->save(saved.state);
+  ::unsetenv("MUSTER_SAFE_POINT_FILE");
+  launcher.join();
+  REQUIRE_OK(done);
+  REQUIRE(there == 5);
 }
 
 TEST_CASE("a full disk leaves the previous checkpoint and no other file") {
   const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run";
-  const Trained first(1);
-  REQUIRE_OK(first.save(path));
-  const std::string before = contents(path);
-  const Trained second(2);
-  for (const rlim_t limit : {0, 1, 100, 4096, 200'000, 350'000}) {
-    const int status = in_child([&] {
-      std::signal(SIGXFSZ, SIG_IGN);  // the write then fails with EFBIG
-      const rlimit rlim{limit, limit};
-      if (::setrlimit(RLIMIT_FSIZE, &rlim) != 0) return 2;
-      const auto saved = second.save(path);
-      return !saved && saved.error().message.find("write " + path) != std::string::npos ? 0 : 1;
-    });
-    INFO("limit " << limit);
-    REQUIRE(status == 0);
-    REQUIRE(contents(path) == before);
-    REQUIRE(dir.entries() == std::vector<std::string>{"run"});
-  }
-}
-
-TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the old or the new one") {
-  const test::TemporaryDirectory dir;
-  const std::string path = dir.path() + "/run";
-  const std::string fresh = dir.path() + "/new";
-  const Trained first(1);
-  const Trained second(2);
-  REQUIRE_OK(second.save(fresh));
-  const std::string new_bytes = contents(fresh);
-  REQUIRE(::unlink(fresh.c_str()) == 0);
-  REQUIRE_OK(first.save(path));
-  const std::string old_bytes = contents(path);
-  bool finished = false;
-  int kills = 0;
-  std::set<std::string> expected_left;
-  bool saw_old = false;
-  bool saw_new = false;
-  for (int stop_at = 0; !finished; ++stop_at) {
-    REQUIRE(stop_at < 1000);
+  Trained first(1), second(2);
+  const auto manager = first.manager(dir.path());
+  first.save(*manager, 1);
+  const auto before = names_in(dir.path());
+  for (const rlim_t limit : {0, 1, 100, 4096, 150'000}) {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-      ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
-      ::raise(SIGSTOP);
-      ::_exit(second.save(path) ? 0 : 1);
+      std::signal(SIGXFSZ, SIG_IGN);  // the write then fails with EFBIG
+      const rlimit rlim{limit, limit};
+      const std::string bytes(200'000, 'x');
+      if (::setrlimit(RLIMIT_FSIZE, &rlim) != 0) ::_exit(2);
+      Manifest manifest;
+      manifest.training.step = 2;
+      const auto saved = write_step(dir.path(), manifest, {{"a", {"x"}}, {"model", {bytes}}}, true, 1);
+      ::_exit(!saved && saved.error().message.find("write " + dir.path()) != std::string::npos ? 0 : 1);
     }
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);
-    REQUIRE(WIFSTOPPED(status));
-    REQUIRE(::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD) == 0);
-    NamedFile file;
-    for (int stop = 0; WIFSTOPPED(status); ++stop) {  // a stop at every entry to and exit from the kernel
-      if (stop > 0) file.look(child);
-      if (stop == stop_at) {
-        ::kill(child, SIGKILL);
-        REQUIRE(::waitpid(child, &status, 0) == child);
-        ++kills;
-        if (file.is_named()) expected_left.insert("run.tmp-" + std::to_string(child));
-        break;
-      }
-      REQUIRE(::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr) == 0);
-      REQUIRE(::waitpid(child, &status, 0) == child);
-    }
-    if (WIFEXITED(status)) {
-      REQUIRE(WEXITSTATUS(status) == 0);
-      REQUIRE(file.was_named());
-      REQUIRE_FALSE(file.is_named());
-      finished = true;
-    }
-    const std::string now = contents(path);
-    saw_old = saw_old || now == old_bytes;
-    saw_new = saw_new || now == new_bytes;
-    INFO("killed at stop " << stop_at);
-    REQUIRE((now == old_bytes || now == new_bytes));
-    REQUIRE_OK(load_checkpoint(path, first.model, "garment"));
-    overwrite(path, old_bytes);
+    INFO("limit " << limit);
+    REQUIRE(status == 0);
+    REQUIRE(names_in(dir.path()) == before);
   }
-  REQUIRE(kills > 10);
-  REQUIRE(saw_old);
-  REQUIRE(saw_new);
-  // Exactly what was killed between naming the new file and renaming it. How many those are differs: the
-  // children do not all make equally many calls before, since their allocator asks the kernel for more or
-  // less.
-  std::vector<std::string> left = dir.entries();
-  std::erase(left, "run");
-  REQUIRE(std::set(left.begin(), left.end()) == expected_left);
+  REQUIRE_OK(second.manager(dir.path())->restore());
+  REQUIRE(second == first);
 }
 
-TEST_CASE("a path that cannot be written is refused before the work begins") {
-  const test::TemporaryDirectory dir;
-  REQUIRE_OK(check_checkpoint_path(dir.path() + "/run"));
-  REQUIRE_THAT(check_checkpoint_path(dir.path() + "/none/run").error().message,
-               Contains("cannot be written"));
-  REQUIRE_THAT(check_checkpoint_path(dir.path()).error().message, Contains("is not a regular file"));
+TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the old or the new one") {
+  // In memory: what is looked at is the order of the calls, and it saves the waiting for the disk.
+  const test::TemporaryDirectory dir("/dev/shm");
+  const std::string run = dir.path() + "/run", old_run = dir.path() + "/old";
+  const std::vector<std::string> names = {"model.safetensors", "optim.safetensors"};
+  const auto write = [&](const std::string& root, std::int64_t step, const std::string& text) {
+    Manifest manifest;
+    manifest.training.step = step;
+    const StepFiles files{{names[0], {text, text}}, {names[1], {"o", text}}};
+    return write_step(root, manifest, files, step == 7, 1).has_value();
+  };
+  fs::create_directory(old_run);
+  REQUIRE(write(old_run, 7, "old"));
+  const std::int64_t step = GENERATE(7, 8);  // in place of the old one, and beside it
+  bool saw_old = false, saw_new = false;
+  int kills = 0;
+  for (bool finished = false; !finished; ++kills) {
+    fs::remove_all(run);
+    fs::copy(old_run, run, fs::copy_options::recursive);
+    REQUIRE(kills < 1000);
+    INFO("killed at stop " << kills);
+    finished = ends_before_stop(kills, [&] { return write(run, step, "new"); });
+    const auto steps = restorable_steps(run);
+    REQUIRE_FALSE(steps.empty());
+    const auto read = read_step(run, steps.front(), names);
+    REQUIRE_OK(read);
+    const std::string& text = read->files.at(names[1]);
+    REQUIRE((text == "oold" || (text == "onew" && steps.front() == step)));
+    (text == "oold" ? saw_old : saw_new) = true;
+    // The next run finds what it can go on from, and nothing else once it has begun.
+    REQUIRE_OK(prepare_checkpoints(run));
+    REQUIRE(write(run, 9, "later"));
+    REQUIRE(restorable_steps(run).front() == 9);
+    for (const std::string& name : names_in(run)) REQUIRE(name.find(".tmp-") == std::string::npos);
+  }
+  REQUIRE(kills > 40);
+  REQUIRE(saw_old);
+  REQUIRE(saw_new);
+}
+
+TEST_CASE("state.json survives being written and read, and nothing else is taken for one") {
+  Manifest manifest{.model = "a \"model\"", .optimizer = "SGD", .training = Trained(1).state};
+  manifest.loss_scale = 65536;
+  manifest.random_seed = ~0ULL;
+  manifest.files["f"] = {~0ULL, 0xE3069283};
+  const std::string text = to_json(manifest);
+  const auto read = parse_manifest(text);
+  REQUIRE_OK(read);
+  REQUIRE(*read == manifest);
+  for (const char* const other : {"", "[]", "{}", "null", "{\"crc32c\":1}", "{\"crc32c\":\"00000000\"}", "{\"crc32c\":-1}", "\xff"})
+    REQUIRE(parse_manifest(other).error().code == ErrorCode::kCorrupt);
+  // A sum that is right makes no number right.
+  manifest.training.world_size = 0;
+  REQUIRE_THAT(parse_manifest(to_json(manifest)).error().message, Contains("world_size"));
+  manifest.training.world_size = 1;
+  manifest.training.epoch = -1;
+  REQUIRE_THAT(parse_manifest(to_json(manifest)).error().message, Contains("'epoch' is out of range"));
+}
+
+TEST_CASE("the CRC-32C is the standard's, in one piece and in several") {
+  REQUIRE(crc32c("123456789") == 0xE3069283);  // RFC 3720's check value
+  REQUIRE(crc32c("") == 0);
+  std::string bytes(1000, ' ');
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * i);
+  for (const std::size_t cut : {0, 1, 7, 8, 9, 500, 1000}) {
+    boost::crc_optimal<32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, true, true> expected;
+    expected.process_bytes(bytes.data(), bytes.size());
+    REQUIRE(crc32c(bytes.substr(cut), crc32c(bytes.substr(0, cut))) == expected.checksum());
+  }
 }
 
 TEST_CASE("a new file gets the permissions the umask allows") {

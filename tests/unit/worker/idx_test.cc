@@ -4,11 +4,11 @@
 
 #include <zlib.h>
 
-#include <muster/image_dataset.h>
+#include <muster/datasets.h>
 
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
-#include "worker_runtime/training/idx_reader.h"
+#include "worker_runtime/data/idx_reader.h"
 
 using namespace muster;
 using Catch::Matchers::Contains;

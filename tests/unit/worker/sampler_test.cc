@@ -115,3 +115,59 @@ TEST_CASE("evaluation ranges cover every sample exactly once and differ by at mo
       REQUIRE(most - least <= 1);
     }
 }
+
+TEST_CASE("the rest of an epoch that another world began is dealt out, each sample once") {
+  constexpr std::int32_t kSamples = 103;
+  const auto of = [](int rank, int world, std::int64_t trained) {
+    auto sampler = DistributedSampler::create({.num_samples = kSamples, .rank = rank, .world_size = world, .seed = 5});
+    REQUIRE_OK(sampler);
+    sampler->set_epoch(2);
+    REQUIRE_OK(sampler->start_at(trained));
+    const std::vector<std::int32_t> indices = sampler->indices();
+    REQUIRE(indices.size() == static_cast<std::size_t>(sampler->num_samples()));
+    return indices;
+  };
+  for (const int before : {1, 2, 3, 4})
+    for (const int after : {1, 2, 3, 4})
+      for (const int steps : {0, 1, 5, 20}) {
+        std::vector<int> seen(kSamples);
+        for (int rank = 0; rank < before; ++rank) {
+          const auto indices = of(rank, before, 0);
+          for (int i = 0; i < steps; ++i) ++seen[static_cast<std::size_t>(indices[static_cast<std::size_t>(i)])];
+        }
+        std::int64_t rest = 0;
+        for (int rank = 0; rank < after; ++rank)
+          for (const std::int32_t index : of(rank, after, std::int64_t{steps} * before)) {
+            ++seen[static_cast<std::size_t>(index)];
+            ++rest;
+          }
+        INFO(before << " ranks, " << steps << " steps, then " << after << " ranks");
+        // Padding repeats the first of the order, less than one sample a rank.
+        REQUIRE(std::all_of(seen.begin(), seen.end(), [](int times) { return times >= 1; }));
+        REQUIRE(rest - (kSamples - steps * before) < after);
+        // The same world goes on with what it would have had.
+        if (before == after && steps * before < kSamples) {
+          const auto whole = of(before - 1, before, 0);
+          REQUIRE(of(before - 1, before, std::int64_t{steps} * before) ==
+                  std::vector<std::int32_t>(whole.begin() + steps, whole.end()));
+        }
+      }
+}
+
+TEST_CASE("with logical shards an epoch goes on at whole steps, in every world with the same batches") {
+  const auto of = [](int rank, int world, std::int64_t trained) {
+    auto sampler = DistributedSampler::create(
+        {.num_samples = 100, .rank = rank, .world_size = world, .logical_shards = 4, .batch_size = 3});
+    REQUIRE_OK(sampler);
+    REQUIRE_OK(sampler->start_at(trained));
+    return sampler->indices();
+  };
+  const auto whole = of(0, 1, 0), rest = of(0, 1, 24);
+  REQUIRE(rest == std::vector<std::int32_t>(whole.begin() + 24, whole.end()));
+  auto both = of(0, 2, 24);
+  REQUIRE(std::equal(both.begin(), both.begin() + 6, rest.begin()));
+  auto sampler = DistributedSampler::create({.num_samples = 100, .logical_shards = 4, .batch_size = 3});
+  REQUIRE_FALSE(sampler->start_at(25));
+  REQUIRE_FALSE(sampler->start_at(108));
+  REQUIRE_FALSE(sampler->start_at(-12));
+}

@@ -2,6 +2,7 @@
 #include "worker_runtime/device/cuda/cuda_device.h"
 
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
@@ -76,6 +77,15 @@ Result<void*> CudaDevice::allocate(std::size_t size_bytes) {
   return block;
 }
 
+Result<std::shared_ptr<void>> CudaDevice::allocate_host(std::size_t size_bytes) {
+  MUSTER_OK(select(index_));
+  void* block = nullptr;
+  MUSTER_OK(check(cudaHostAlloc(&block, size_bytes, cudaHostAllocPortable),
+                  "cudaHostAlloc of " + std::to_string(size_bytes) + " bytes", index_));
+  std::memset(block, 0, size_bytes);
+  return std::shared_ptr<void>(block, [](void* memory) { (void)cudaFreeHost(memory); });
+}
+
 void CudaDevice::copy_to_device(void* device, const void* host, std::size_t size_bytes) {
   if (size_bytes == 0) return;
   note(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, selected()), "copy to the GPU");
@@ -104,6 +114,10 @@ Result<void> CudaDevice::synchronize() {
 
 std::unique_ptr<StepRecorder> CudaDevice::make_step_recorder() {
   return make_cuda_step_recorder(index_, stream_, first_error_);
+}
+
+std::unique_ptr<CopyStream> CudaDevice::make_copy_stream() {
+  return make_cuda_copy_stream(index_, stream_);
 }
 
 cudaStream_t CudaDevice::selected() {

@@ -27,6 +27,7 @@ class CudaDevice final : public Device {
   DeviceType type() const override { return DeviceType::kCuda; }
   std::string_view name() const override { return name_; }
   Result<void*> allocate(std::size_t size_bytes) override;
+  Result<std::shared_ptr<void>> allocate_host(std::size_t size_bytes) override;
   void copy_to_device(void* device, const void* host, std::size_t size_bytes) override;
   void copy_to_host(void* host, const void* device, std::size_t size_bytes) override;
   void copy_on_device(void* to, const void* from, std::size_t size_bytes) override;
@@ -41,6 +42,7 @@ class CudaDevice final : public Device {
   }
   void* stream() const override { return stream_; }
   std::unique_ptr<StepRecorder> make_step_recorder() override;
+  std::unique_ptr<CopyStream> make_copy_stream() override;
 
   /// Opened on first use. nullptr: not there, as one line on stderr has said.
   [[nodiscard]] const CudaBlas* blas();
@@ -74,5 +76,7 @@ class CudaDevice final : public Device {
 /// and is taken from there, for the step can still be called.
 [[nodiscard]] std::unique_ptr<StepRecorder> make_cuda_step_recorder(int device, cudaStream_t stream,
                                                                     Result<void>& noted);
+/// The CopyStream of GPU `device`, whose work is on stream `main`.
+[[nodiscard]] std::unique_ptr<CopyStream> make_cuda_copy_stream(int device, cudaStream_t main);
 
 }  // namespace muster::cuda

@@ -17,7 +17,7 @@ target_compile_options(muster_cuda_kernels PRIVATE
 
 target_sources(muster_worker PRIVATE
   $<TARGET_OBJECTS:muster_cuda_kernels>
-  ${MUSTER_CUDA_DIR}/cuda_blas.cc ${MUSTER_CUDA_DIR}/cuda_device.cc
+  ${MUSTER_CUDA_DIR}/cuda_blas.cc ${MUSTER_CUDA_DIR}/cuda_copy_stream.cc ${MUSTER_CUDA_DIR}/cuda_device.cc
   ${MUSTER_CUDA_DIR}/cuda_error.cc ${MUSTER_CUDA_DIR}/cuda_graph.cc)
 target_link_libraries(muster_worker PRIVATE CUDA::cudart_static)
 

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoint: everything that a run needs to continue as if it had never stopped, in one safetensors file:
-// the parameters and buffers under their names, the optimizer's arenas as momentum.<name> and the like, and
-// the state below as the file's metadata together with a SHA-256 of it all. Replaced atomically: a full disk
-// or a kill leaves the previous one. Files are treated as hostile. One written within an epoch has a format
-// of its own, so that a program that knows nothing of it does not begin the epoch again. Written by rank 0,
-// between steps. Loading never changes anything before the whole file has been checked.
+// Checkpoints: everything that a run needs to continue as if it had never stopped. One directory per step:
+//
+//   run/step-00001234/model.safetensors   parameters and buffers by PyTorch's names, as save_state_dict()
+//   run/step-00001234/optim.safetensors   the optimizer's arenas: momentum.<name>, or exp_avg.<name> ...
+//   run/step-00001234/state.json          TrainingState, loss scale, random state; size and CRC-32C of each
+//   file run/LATEST, run/BEST                  the name of a directory each: the last one written, the best
+//   one
+//
+// A step's directory is written under another name, its files and itself are synchronised to the disk, then
+// it is renamed, then LATEST is replaced: whatever happens in between (full disk, SIGKILL, power loss), what
+// LATEST names is whole. Files are treated as hostile, and nothing changes before all of them were checked.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include <muster/nn.h>
 #include <muster/optim.h>
@@ -20,48 +26,102 @@ namespace muster {
 
 /// Where a run stands.
 struct TrainingState {
-  std::string model;       // "garment"
-  std::int64_t epoch = 0;  // finished epochs
-  std::int64_t step = 0;   // optimizer steps done
-  std::uint64_t seed = 0;  // of the sampler
-  double best_accuracy = 0;
-  std::int64_t best_epoch = 0;  // 1-based; 0: none yet
-  std::int32_t world_size = 1;  // of the run that wrote it
-  std::int32_t batch_size = 0;  // per rank
-  // Of an epoch that was begun and is not finished; 0: none is.
-  std::int64_t epoch_samples = 0;  // trained, over all ranks: so many of the epoch's order from its beginning
-  double epoch_loss_sum = 0;       // of these samples
+  std::int64_t epoch = 0;  ///< finished epochs
+  std::int64_t step = 0;   ///< optimizer steps done
+  std::uint64_t seed = 0;  ///< of the sampler
+  /// Of an epoch that was begun and is not finished: samples trained over all ranks, which is how much of the
+  /// epoch's order is used up (DistributedSampler::set_epoch), whatever the world's size. 0: none is begun.
+  std::int64_t epoch_samples = 0;
+  double epoch_loss_sum = 0;       ///< of these samples
+  std::int64_t schedule_step = 0;  ///< what schedule.h's functions are called with
+  double best_metric = 0;          ///< accuracy, say
+  std::int64_t best_epoch = 0;     ///< 1-based; 0: none yet
+  std::int32_t world_size = 1;     ///< of the run that wrote it
+  std::int32_t batch_size = 1;     ///< per rank
+
+  /// The epoch is trained and was evaluated: what is kept of it goes back to zero. Whether `metric` is the best
+  /// so far.
+  bool end_epoch(double metric);
+
+  /// For a world or batches of another size: schedule_step moves to where as many samples were trained by
+  /// steps of the new size. The rest counts in samples and epochs and stays.
+  void continue_with(int new_world_size, int new_batch_size);
 
   friend bool operator==(const TrainingState&, const TrainingState&) = default;
 };
 
-struct Checkpoint {
-  TrainingState state;
-  std::vector<float> params;             // in the layout of the model's arena
-  std::vector<float> buffers;            // likewise
-  std::vector<std::string> arena_names;  // of the optimizer that wrote it
-  OptimizerState optimizer;              // without arenas: no step was done
-  std::uint64_t random_step = 0;         // for nn::Model::manual_seed()
-  std::uint64_t random_seed = 0;
+struct CheckpointOptions {
+  std::string model = {};  ///< "resnet50": what state.json calls it; a checkpoint of another name is refused
+  /// The last so many are kept, and the best one. Removed are, after LATEST was replaced, directories of
+  /// lower steps than the one just written; of higher ones none.
+  int keep = 3;
+  /// For a directory that is only restored from: nothing is made or removed there, and save() is an error.
+  bool read_only = false;
 };
 
-/// Writes `path`. kExhausted (disk full), kInvalidArgument (no permission), kIo: the file that was there is
-/// still there.
-[[nodiscard]] Result<void> save_checkpoint(const std::string& path, const nn::Model& model,
-                                           const Optimizer& optimizer, const TrainingState& state);
+/// Writes and reads the checkpoints of one directory. Every rank has one and makes the same calls, from the
+/// model's thread; rank 0 alone touches the disk.
+class CheckpointManager {
+ public:
+  /// Rank 0 makes the directory (not its parents), removes what a killed writer left and begins to reserve
+  /// host memory as large as the state. `model` (allocated), `optimizer` (of that model) and `group` outlive
+  /// the manager. Errors are rank 0's: kInvalidArgument, kNotFound, kIo: it cannot be written there.
+  [[nodiscard]] static Result<std::unique_ptr<CheckpointManager>> create(const std::string& directory,
+                                                                         nn::Model& model,
+                                                                         Optimizer& optimizer,
+                                                                         ProcessGroup& group,
+                                                                         const CheckpointOptions& options);
+  /// Waits for the write in flight.
+  virtual ~CheckpointManager() = default;
+  CheckpointManager(const CheckpointManager&) = delete;
+  CheckpointManager& operator=(const CheckpointManager&) = delete;
 
-/// Reads and checks against `model` (its tensors) and `model_name`. kMismatch names the first tensor that
-/// differs, kCorrupt what is wrong with the file.
-[[nodiscard]] Result<Checkpoint> load_checkpoint(const std::string& path, const nn::Model& model,
-                                                 const std::string& model_name);
+  /// Between two steps. Rank 0 copies the state, which is how long it blocks, and writes on a thread of its
+  /// own while training goes on; one write is in flight, the next call waits for it. With `is_best` BEST
+  /// names it, too. A directory of the same step is replaced. Where the launcher wants safe points
+  /// (safe_point.h), it waits for the disk and announces one. Returns the error of the write before, if that
+  /// failed: kExhausted (disk full), kIo; what LATEST names is still there. kInvalidArgument: the directory
+  /// has the checkpoints of another run, which did not begin with restore(). The other ranks do nothing.
+  [[nodiscard]] virtual Result<void> save(const TrainingState& state, bool is_best = false) = 0;
 
-/// Rank 0 reads `path`, every rank continues from it: parameters, optimizer and state. A collective; when
-/// rank 0 fails, every rank returns an error and nothing has changed. kMismatch: of another optimizer, too.
-[[nodiscard]] Result<TrainingState> restore_checkpoint(const std::string& path, const std::string& model_name,
-                                                       nn::Model& model, Optimizer& optimizer,
-                                                       ProcessGroup& group);
+  /// Until nothing is in flight; the error of the write it waited for.
+  [[nodiscard]] virtual Result<void> wait() = 0;
 
-/// Whether a checkpoint could be written there, to be asked before the work.
-[[nodiscard]] Result<void> check_checkpoint_path(const std::string& path);
+  /// The directory that LATEST names; nothing where there is none. For rank 0. Reads the disk.
+  [[nodiscard]] virtual Result<std::optional<std::string>> latest() const = 0;
+
+  /// A collective: rank 0 reads what LATEST names and every rank continues from it: parameters, buffers,
+  /// optimizer, loss scale and random state. Nothing where the directory has no checkpoint. One that is
+  /// damaged is passed over for the next lower step, with a line on standard error. When rank 0 fails, every
+  /// rank returns an error and nothing has changed: kMismatch names the model, optimizer or first tensor that
+  /// is another one, kCorrupt what is wrong with the newest where none is whole.
+  [[nodiscard]] virtual Result<std::optional<TrainingState>> restore() = 0;
+
+ protected:
+  CheckpointManager() = default;
+};
+
+struct ResumeOptions {
+  std::string checkpoint = {};  ///< the directory that is written to; empty: none is
+  /// The directory to continue from; empty: from the beginning. The one of `checkpoint` may have nothing yet,
+  /// as a job's that its launcher may start again.
+  std::string resume = {};
+  std::string model = {};                  ///< CheckpointOptions'
+  std::optional<std::uint64_t> seed = {};  ///< if given, the one a checkpoint must have
+  int batch_size = 1;                      ///< per rank
+  bool same_for_any_world = false;         ///< DdpOptions::logical_shards are used
+};
+
+struct Resumed {
+  std::unique_ptr<CheckpointManager> checkpoints;  ///< nullptr: none are written
+  TrainingState state;                             ///< of this world; a new one's seed is ResumeOptions' or 0
+};
+
+/// What a program's --checkpoint and --resume come to: CheckpointManager's create() and restore(), and
+/// TrainingState::continue_with(). A collective. Rank 0 notes on standard error where the run continues with
+/// another world or batch. kInvalidArgument: `checkpoint` has another run's, or a checkpoint another seed;
+/// kNotFound: nothing to resume.
+[[nodiscard]] Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& group,
+                                     const ResumeOptions& options);
 
 }  // namespace muster

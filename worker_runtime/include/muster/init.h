@@ -9,6 +9,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <muster/process_group.h>
 #include <muster/store.h>
@@ -23,6 +24,10 @@ enum class Backend {
   /// CUDA.
   kNccl,
 };
+
+/// "auto", "shm", "tcp", "nccl"; "gloo" is kAuto, its counterpart. kInvalidArgument: another; of "mpi" and
+/// "ucc" with what to use instead.
+[[nodiscard]] Result<Backend> parse_backend(std::string_view name);
 
 struct InitOptions {
   /// "env://", "tcp://host:port?rank=R&world_size=W" (rank 0 hosts the store) or

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -52,8 +53,12 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
+  /// "SGD"; checkpoints have it, and that of another is refused.
+  [[nodiscard]] std::string_view name() const { return name_; }
   /// The names of its state: "momentum". A checkpoint has momentum.conv1.weight.
   [[nodiscard]] virtual std::span<const std::string_view> arena_names() const = 0;
+  /// One for each name, device memory in the parameters' layout.
+  [[nodiscard]] std::span<float* const> arenas() const { return arenas_; }
 
   /// Sends the learning rate and `grad_scale` to the device, unless they are there already. To be called
   /// before a step that may be captured or replayed, which reads them there.
@@ -75,6 +80,8 @@ class Optimizer {
 
   /// On the host, for checkpoints; waits for the device.
   [[nodiscard]] OptimizerState read_state() const;
+  /// The same without the arenas.
+  [[nodiscard]] OptimizerState read_scalars() const;
   /// Continues from a saved state; one without arenas: begins anew.
   void write_state(const OptimizerState& state);
 
@@ -111,6 +118,7 @@ class Optimizer {
   void run() const;
 
   nn::Model* model_;
+  std::string name_;
   Options options_;
   std::optional<GradScalerOptions> scaler_;
   std::vector<float*> arenas_;

@@ -40,4 +40,31 @@ class Generator {
   std::mt19937 engine_;
 };
 
+/// The random numbers of one sample: they depend on seed, epoch and index alone, not on who draws them when. A
+/// value. Source: Steele and others, "Fast splittable pseudorandom number generators" (2014).
+class SampleGenerator {
+ public:
+  SampleGenerator() = default;
+  SampleGenerator(std::uint64_t seed, std::uint64_t epoch, std::uint64_t index)
+      : state_(mix(mix(mix(seed) + epoch) + index)) {}
+
+  std::uint64_t next64() { return mix(state_ += kGamma); }
+  /// Within [low, high).
+  double uniform(double low = 0, double high = 1) {
+    return low + (high - low) * (static_cast<double>(next64() >> 11U) * 0x1p-53);
+  }
+  /// Within [low, high), which is not empty: torch.randint's.
+  int integer(int low, int high) { return low + static_cast<int>(uniform() * (high - low)); }
+
+ private:
+  static constexpr std::uint64_t kGamma = 0x9E3779B97F4A7C15ULL;
+  static constexpr std::uint64_t mix(std::uint64_t z) {
+    z += kGamma;
+    z = (z ^ z >> 30U) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ z >> 27U) * 0x94D049BB133111EBULL;
+    return z ^ z >> 31U;
+  }
+  std::uint64_t state_ = 0;
+};
+
 }  // namespace muster

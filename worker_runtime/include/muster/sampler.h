@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <muster/result.h>
@@ -26,28 +27,77 @@ struct SamplerOptions {
   int batch_size = 1;
 };
 
-/// Index for index what torch.utils.data.DistributedSampler yields. A value, thread-compatible.
-class DistributedSampler {
+/// Which samples an epoch has, in which order: what a DataLoader asks. A value, thread-compatible; a program
+/// may derive its own.
+class Sampler {
+ public:
+  virtual ~Sampler() = default;
+  /// Of the epoch set last; 0 before.
+  [[nodiscard]] virtual std::vector<std::int32_t> indices() const = 0;
+  void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
+  [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
+
+ private:
+  std::uint64_t epoch_ = 0;
+};
+
+/// Index for index what torch.utils.data.DistributedSampler yields. The shuffle is seeded with seed + epoch;
+/// without set_epoch() every epoch has the same order.
+class DistributedSampler final : public Sampler {
  public:
   /// kInvalidArgument: rank outside the world, or an empty data set with padding.
   [[nodiscard]] static Result<DistributedSampler> create(const SamplerOptions& options);
 
-  /// The shuffle is seeded with seed + epoch; without this call every epoch has the same order.
-  void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
-  [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
+  /// Within the epoch set last: its first `trained` samples are used up, by all ranks of a world of whatever
+  /// size (TrainingState::epoch_samples). This one shares the rest. Other epochs are whole. kInvalidArgument:
+  /// more than there are, or with logical shards no whole steps.
+  [[nodiscard]] Result<void> start_at(std::int64_t trained);
 
-  /// Samples per rank and epoch.
-  [[nodiscard]] std::int32_t num_samples() const { return num_samples_; }
-  /// This rank's samples of the current epoch.
-  [[nodiscard]] std::vector<std::int32_t> indices() const;
+  /// Samples per rank and epoch, without those that are used up.
+  [[nodiscard]] std::int32_t num_samples() const;
+  /// This rank's samples of the current epoch, likewise.
+  [[nodiscard]] std::vector<std::int32_t> indices() const override;
 
  private:
-  DistributedSampler(const SamplerOptions& options, std::int32_t num_samples)
-      : options_(options), num_samples_(num_samples) {}
+  explicit DistributedSampler(const SamplerOptions& options) : options_(options) {}
+
+  [[nodiscard]] std::int32_t used_up() const { return epoch() == begun_epoch_ ? trained_ : 0; }
 
   SamplerOptions options_;
-  std::int32_t num_samples_;  // per rank
-  std::uint64_t epoch_ = 0;
+  std::uint64_t begun_epoch_ = 0;
+  std::int32_t trained_ = 0;  // of that
+};
+
+/// 0 to num_samples - 1: evaluation by one rank.
+class SequentialSampler final : public Sampler {
+ public:
+  explicit SequentialSampler(std::int32_t num_samples) : num_samples_(num_samples) {}
+  [[nodiscard]] std::vector<std::int32_t> indices() const override;
+
+ private:
+  std::int32_t num_samples_;
+};
+
+/// torch.randperm(num_samples) of a generator seeded with seed + epoch.
+class RandomSampler final : public Sampler {
+ public:
+  explicit RandomSampler(std::int32_t num_samples, std::uint64_t seed = 0)
+      : num_samples_(num_samples), seed_(seed) {}
+  [[nodiscard]] std::vector<std::int32_t> indices() const override;
+
+ private:
+  std::int32_t num_samples_;
+  std::uint64_t seed_;
+};
+
+/// These samples in this order, in every epoch.
+class SubsetSampler final : public Sampler {
+ public:
+  explicit SubsetSampler(std::vector<std::int32_t> indices) : indices_(std::move(indices)) {}
+  [[nodiscard]] std::vector<std::int32_t> indices() const override { return indices_; }
+
+ private:
+  std::vector<std::int32_t> indices_;
 };
 
 /// One epoch of DataLoader(dataset, shuffle=True) in a single process. `generator` is PyTorch's default
@@ -66,5 +116,16 @@ struct SampleRange {
 /// A rank's part of an evaluation: the ranges of all ranks cover every sample exactly once (no padding
 /// duplicates, which would be counted twice), sizes differ by at most one.
 [[nodiscard]] SampleRange evaluation_range(std::int32_t num_samples, int rank, int world_size);
+
+/// evaluation_range() in order: without padding, so that ranks may have a sample more or less than others.
+class EvaluationSampler final : public Sampler {
+ public:
+  EvaluationSampler(std::int32_t num_samples, int rank, int world_size)
+      : range_(evaluation_range(num_samples, rank, world_size)) {}
+  [[nodiscard]] std::vector<std::int32_t> indices() const override;
+
+ private:
+  SampleRange range_;
+};
 
 }  // namespace muster

@@ -8,12 +8,14 @@
 // the model's thread; every rank makes the same calls.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
 
+#include <muster/data_loader.h>
+#include <muster/datasets.h>
 #include <muster/ddp.h>
-#include <muster/image_dataset.h>
 #include <muster/loss.h>
 #include <muster/optim.h>
 #include <muster/progress.h>
@@ -25,7 +27,7 @@ struct TrainerOptions {
   int batch_size = 4;  ///< per rank; with DdpOptions::logical_shards per shard
   /// What the model's output is compared with the labels by; nullptr: CrossEntropy.
   std::shared_ptr<const Loss> loss = nullptr;
-  float mean = 0.5F;  ///< pixels become (value / 255 - mean) / stddev
+  float mean = 0.5F;  ///< of a DeviceDataset: pixels become (value / 255 - mean) / stddev
   float stddev = 0.5F;
   bool capture = true;       ///< on a GPU, replay steps as CUDA graphs; the same on every rank
   int steps_per_replay = 8;  ///< of Trainer::steps(), which one replay covers; likewise
@@ -34,14 +36,26 @@ struct TrainerOptions {
 /// Sums over all samples of all ranks.
 struct Metrics {
   double loss_sum = 0;
-  std::int64_t correct = 0;
+  std::int64_t correct = 0;   ///< the label has the largest output
+  std::int64_t correct5 = 0;  ///< it is among the five largest; a Loss of one's own may not count them
   std::int64_t num_samples = 0;
 
   [[nodiscard]] double loss() const {
     return num_samples == 0 ? 0 : loss_sum / static_cast<double>(num_samples);
   }
-  [[nodiscard]] double accuracy() const {
-    return num_samples == 0 ? 0 : static_cast<double>(correct) / static_cast<double>(num_samples);
+  [[nodiscard]] double accuracy() const { return share(correct); }
+  [[nodiscard]] double accuracy5() const { return share(correct5); }
+  Metrics& operator+=(const Metrics& other) {
+    loss_sum += other.loss_sum;
+    correct += other.correct;
+    correct5 += other.correct5;
+    num_samples += other.num_samples;
+    return *this;
+  }
+
+ private:
+  [[nodiscard]] double share(std::int64_t count) const {
+    return num_samples == 0 ? 0 : static_cast<double>(count) / static_cast<double>(num_samples);
   }
 };
 
@@ -53,9 +67,24 @@ class Trainer {
                                                                Optimizer& optimizer,
                                                                const DeviceDataset& train,
                                                                const TrainerOptions& options);
+  /// Without a resident data set: steps take batches of a DataLoader, of any size.
+  [[nodiscard]] static Result<std::unique_ptr<Trainer>> create(DistributedDataParallel& ddp,
+                                                               Optimizer& optimizer,
+                                                               const TrainerOptions& options = {});
   virtual ~Trainer() = default;
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
+
+  /// One optimizer step on a loader's batch: its inputs are normalised if they are uint8 and copied to the
+  /// model, on a GPU beside the step before. With logical shards the batch is cut into equal parts.
+  /// kInvalidArgument: the batch does not fit the model. Every rank makes as many of these calls.
+  [[nodiscard]] virtual Result<void> step(const Batch& batch) = 0;
+  /// Over an epoch of a loader, which must start one; ranks may have different numbers of batches. A
+  /// collective. With EvaluationSampler each sample counts once.
+  [[nodiscard]] virtual Result<Metrics> evaluate(DataLoader& loader) = 0;
+  /// What the calls of step(batch) have taken so far; on a GPU they return before it is done, and wait
+  /// where it falls behind.
+  [[nodiscard]] virtual std::chrono::nanoseconds step_time() const = 0;
 
   /// The samples of this rank's coming steps; uploaded at once. The last step takes what is left over.
   [[nodiscard]] virtual Result<void> begin_epoch(std::span<const std::int32_t> indices) = 0;

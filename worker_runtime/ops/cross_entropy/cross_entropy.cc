@@ -62,7 +62,7 @@ void loss(const LossArgs& a, LossTotals* totals) {
   const auto [logits, labels, batch, classes, dlogits, smoothing, scale_at] = a;
   const Row eight;
   double loss_sum = 0;
-  std::int64_t correct = 0;
+  std::int64_t correct = 0, correct5 = 0;
   const float factor = scale_at == nullptr ? 1.0F : *scale_at;
   const float moved = smoothing * factor / static_cast<float>(batch);
   for (int n = 0; n < batch; ++n) {
@@ -80,6 +80,9 @@ void loss(const LossArgs& a, LossTotals* totals) {
     const double of_label = below == 0 ? 1.0 : std::exp(below), sum = others + of_label;
     loss_sum += below == 0 ? std::log1p(static_cast<double>(others)) : std::log(sum) - below;
     correct += winner == label ? 1 : 0;
+    int behind = 0;  // the label; of equals the first is ahead
+    for (int k = 0; k < classes; ++k) behind += row[k] < row[label] || (row[k] == row[label] && k > label) ? 1 : 0;
+    correct5 += classes - 1 - behind < 5 ? 1 : 0;
     if (smoothing != 0)
       loss_sum += smoothing * (row[label] - std::accumulate(row, row + classes, 0.0) / classes);
     if (out == nullptr) continue;
@@ -92,6 +95,7 @@ void loss(const LossArgs& a, LossTotals* totals) {
   }
   totals->loss_sum += loss_sum;
   totals->correct += correct;
+  totals->correct5 += correct5;
   totals->num_samples += batch;
 }
 

@@ -42,26 +42,29 @@ __device__ double loss_of_row(const LossArgs& a, const float* logits, int label,
 
 __global__ void __launch_bounds__(kWarps * 32) cross_entropy_kernel(LossArgs a, LossTotals* totals) {
   __shared__ double loss_of_warp[kWarps];
-  __shared__ int correct_of_warp[kWarps];
+  __shared__ int correct_of_warp[kWarps], correct5_of_warp[kWarps];
   muster::cuda::after_previous();
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   const int warps = static_cast<int>(blockDim.x / kWarp);
   const float scale = a.scale == nullptr ? 1.0F : *a.scale;
   const float spread = a.smoothing / static_cast<float>(a.classes);
   double loss = 0;
-  int correct = 0;
+  int correct = 0, correct5 = 0;
   for (int row = warp; row < a.batch; row += warps) {
     const float* const logits = a.logits + std::int64_t{row} * a.classes;
     const int label = a.labels[row];
     Largest mine{-INFINITY, a.classes};
-    float exponentials = 0, sum_of_logits = 0;
+    float exponentials = 0, sum_of_logits = 0, behind = 0;
+    const float of_label = label < 0 || label >= a.classes ? NAN : logits[label];
     for (int c = lane; c < a.classes; c += 32) mine = larger(mine, {logits[c], c});
     const Largest largest = warp_largest(mine);
     for (int c = lane; c < a.classes; c += 32) {
       exponentials += expf(logits[c] - largest.value);
       sum_of_logits += logits[c];
+      behind += logits[c] < of_label || (logits[c] == of_label && c > label) ? 1.0F : 0.0F;
     }
     const float sum = warp_sum(exponentials), logit_sum = warp_sum(sum_of_logits);
+    const int ahead = a.classes - 1 - static_cast<int>(warp_sum(behind));
     if (a.dlogits != nullptr) {
       float* const gradient = a.dlogits + std::int64_t{row} * a.classes;
       for (int c = lane; c < a.classes; c += 32) {
@@ -71,19 +74,23 @@ __global__ void __launch_bounds__(kWarps * 32) cross_entropy_kernel(LossArgs a, 
     }
     loss += loss_of_row(a, logits, label, largest.value, sum, logit_sum);
     correct += largest.index == label ? 1 : 0;
+    correct5 += ahead < 5 ? 1 : 0;
   }
   if (lane == 0) {
     loss_of_warp[warp] = loss;
     correct_of_warp[warp] = correct;
+    correct5_of_warp[warp] = correct5;
   }
   __syncthreads();
   if (threadIdx.x != 0 || totals == nullptr) return;
   for (int i = 1; i < warps; ++i) {
     loss += loss_of_warp[i];
     correct += correct_of_warp[i];
+    correct5 += correct5_of_warp[i];
   }
   totals->loss_sum += loss;
   totals->correct += correct;
+  totals->correct5 += correct5;
   totals->num_samples += a.batch;
 }
 

@@ -30,11 +30,30 @@ MUSTER_HD void gather_element(const GatherArgs& a, std::int64_t i) {
   if (e == 0) a.out_labels[n] = a.labels[image];
 }
 
-/// Only enqueues on a GPU.
+/// Images that lie one behind the other: x[n, c, i] = (images[n, c, i] / 255 - mean[c]) / stddev[c].
+struct NormalizeArgs {
+  static constexpr int kMaxChannels = 4;
+  const std::uint8_t* images;  // (batch, channels, plane)
+  int batch;
+  int channels;
+  int plane;  // values of one channel
+  float mean[kMaxChannels];
+  float stddev[kMaxChannels];
+  float* x;  // likewise
+};
+
+MUSTER_HD void normalize_element(const NormalizeArgs& a, std::int64_t i) {
+  const auto channel = i / a.plane % a.channels;
+  a.x[i] = (static_cast<float>(a.images[i]) / 255.0F - a.mean[channel]) / a.stddev[channel];
+}
+
+/// Only enqueue on a GPU.
+void normalize(Device& device, const NormalizeArgs& args);
 void gather_normalize(Device& device, const GatherArgs& args);
 
 namespace cuda {
 [[nodiscard]] int gather_normalize(const GatherArgs& args, void* stream);
+[[nodiscard]] int normalize(const NormalizeArgs& args, void* stream);
 }
 
 }  // namespace muster::nn

@@ -4,11 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <muster/image_dataset.h>
+#include <muster/datasets.h>
 
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/training/idx_reader.h"
+#include "worker_runtime/data/idx_reader.h"
 
 namespace muster {
 namespace {
@@ -20,6 +20,29 @@ Result<std::string> find_file(const std::string& directory, const std::string& n
   return fail(ErrorCode::kNotFound,
               "data directory " + directory + " has neither " + name + " nor " + name +
                   ".gz; install dataset-fashion-mnist or name its directory with --data");
+}
+
+/// Records of a label and red, green and blue planes.
+Result<void> parse_cifar10(const std::string& name, std::string_view bytes, std::size_t elements,
+                           ImageDataset& dataset) {
+  if (bytes.empty() || bytes.size() % (1 + elements) != 0)
+    return fail(ErrorCode::kCorrupt, name + ": " + std::to_string(bytes.size()) +
+                                         " bytes are no multiple of " + std::to_string(1 + elements) +
+                                         ", as a CIFAR-10 batch of the binary version is");
+  const std::size_t records = bytes.size() / (1 + elements);
+  dataset.labels.reserve(dataset.labels.size() + records);
+  dataset.images.reserve(dataset.images.size() + records * elements);
+  for (std::size_t i = 0; i < records; ++i, bytes.remove_prefix(1 + elements)) {
+    const auto label = static_cast<std::uint8_t>(bytes.front());
+    if (label >= dataset.classes)
+      return fail(ErrorCode::kCorrupt, name + ": label " + std::to_string(label) + " of image " +
+                                           std::to_string(i) + " is not below " +
+                                           std::to_string(dataset.classes));
+    dataset.labels.push_back(label);
+    dataset.images.insert(dataset.images.end(), bytes.begin() + 1,
+                          bytes.begin() + 1 + static_cast<std::ptrdiff_t>(elements));
+  }
+  return {};
 }
 
 }  // namespace
@@ -63,6 +86,30 @@ Result<ImageDataset> load_fashion_mnist(const std::string& directory, Split spli
   MUSTER_TRY(const std::string images, find_file(directory, prefix + "-images-idx3-ubyte"));
   MUSTER_TRY(const std::string labels, find_file(directory, prefix + "-labels-idx1-ubyte"));
   return load_idx_dataset(images, labels, 10);
+}
+
+Result<ImageDataset> load_cifar10(const std::string& directory, Split split) {
+  ImageDataset dataset{.channels = 3, .height = 32, .width = 32, .classes = 10, .images = {}, .labels = {}};
+  dataset.normalize = {{0.5F, 0.5F, 0.5F}, {0.5F, 0.5F, 0.5F}};
+  const auto elements = static_cast<std::size_t>(dataset.image_elements());
+  const int files = split == Split::kTrain ? 5 : 1;
+  for (int file = 1; file <= files; ++file) {
+    const std::string name = split == Split::kTrain ? "data_batch_" + std::to_string(file) + ".bin" : "test_batch.bin";
+    MUSTER_TRY(const std::string bytes, read_file(directory + "/" + name));
+    MUSTER_OK(parse_cifar10(directory + "/" + name, bytes, elements, dataset));
+  }
+  return dataset;
+}
+
+SampleLayout ImageDataset::layout() const {
+  return {.shape = {channels, height, width}, .dtype = DType::kUInt8, .normalize = normalize};
+}
+
+Result<void> ImageDataset::get(std::int32_t index, SampleSlot& slot) const {
+  const auto elements = static_cast<std::size_t>(image_elements()), at = static_cast<std::size_t>(index);
+  std::copy_n(images.data() + at * elements, elements, slot.u8());
+  *slot.label = labels[at];
+  return {};
 }
 
 Result<DeviceDataset> DeviceDataset::upload(const Compute& compute, const ImageDataset& source) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/training/safetensors.h"
+#include "worker_runtime/checkpoint/safetensors.h"
 
 #include <algorithm>
 #include <array>
@@ -307,10 +307,17 @@ Result<Layout> lay_out(const std::vector<TensorView>& tensors, const Metadata& m
   return layout;
 }
 
+std::vector<std::string_view> pieces_of(const std::vector<TensorView>& tensors, const Layout& layout) {
+  std::vector<std::string_view> pieces{layout.header};
+  pieces.reserve(1 + layout.order.size());
+  for (const std::size_t i : layout.order) pieces.push_back(tensors[i].bytes);
+  return pieces;
+}
+
 Result<std::string> serialize(const std::vector<TensorView>& tensors, const Metadata& metadata) {
-  MUSTER_TRY(Layout layout, lay_out(tensors, metadata));
-  std::string out = std::move(layout.header);
-  for (const std::size_t i : layout.order) out += tensors[i].bytes;
+  MUSTER_TRY(const Layout layout, lay_out(tensors, metadata));
+  std::string out;
+  for (const std::string_view piece : pieces_of(tensors, layout)) out += piece;
   return out;
 }
 

@@ -8,15 +8,22 @@
 namespace muster {
 namespace {
 
-std::int32_t ceil_div(std::int32_t a, std::int32_t b) {
-  return a / b + (a % b != 0 ? 1 : 0);
+/// What the order is dealt to: ranks, or logical shards.
+std::int32_t dealt_to(const SamplerOptions& options) {
+  return options.logical_shards != 0 ? options.logical_shards : options.world_size;
+}
+
+std::vector<std::int32_t> range(SampleRange samples) {
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(samples.size()));
+  std::iota(indices.begin(), indices.end(), samples.begin);
+  return indices;
 }
 
 }  // namespace
 
 Result<DistributedSampler> DistributedSampler::create(const SamplerOptions& options) {
   const std::int32_t n = options.num_samples;
-  std::int32_t world = options.world_size;
+  const std::int32_t world = options.world_size;
   if (world < 1 || options.rank < 0 || options.rank >= world)
     return fail(ErrorCode::kInvalidArgument, "sampler: rank " + std::to_string(options.rank) +
                                                  " is not in a world of " + std::to_string(world));
@@ -27,44 +34,57 @@ Result<DistributedSampler> DistributedSampler::create(const SamplerOptions& opti
   // Padded to a multiple of the world the order must still fit 32 bits; the limit above leaves room for it.
   if (world > Generator::kMaxPermutation)
     return fail(ErrorCode::kInvalidArgument, "sampler: a world of " + std::to_string(world) + " ranks");
-  std::int32_t shards_per_rank = 1;
   if (const int shards = options.logical_shards; shards != 0) {
     if (shards < 1 || shards % world != 0 || options.batch_size < 1)
       return fail(ErrorCode::kInvalidArgument, "sampler: " + std::to_string(shards) + " logical shards for " +
                                                    std::to_string(world) + " ranks and batches of " +
                                                    std::to_string(options.batch_size) +
                                                    "; the ranks must divide them, and a batch have a sample");
-    shards_per_rank = shards / world;
-    world = shards;
   }
-  const bool drop = options.drop_last && n % world != 0;
-  // PyTorch's ceil((n - world) / world) is negative-safe only for n >= world; below that no rank gets a
-  // sample.
-  const std::int32_t per_rank = drop ? (n < world ? 0 : ceil_div(n - world, world)) : ceil_div(n, world);
-  return DistributedSampler(options, per_rank * shards_per_rank);
+  return DistributedSampler(options);
+}
+
+Result<void> DistributedSampler::start_at(std::int64_t trained) {
+  const std::int64_t step =
+      options_.logical_shards == 0 ? 1 : std::int64_t{options_.logical_shards} * options_.batch_size;
+  if (trained < 0 || trained > options_.num_samples || trained % step != 0)
+    return fail(ErrorCode::kInvalidArgument,
+                "sampler: " + std::to_string(trained) + " of " + std::to_string(options_.num_samples) +
+                    " samples are used up; these are no steps of " + std::to_string(step));
+  trained_ = static_cast<std::int32_t>(trained);
+  begun_epoch_ = epoch();
+  return {};
+}
+
+std::int32_t DistributedSampler::num_samples() const {
+  const std::int32_t rest = options_.num_samples - used_up(), world = dealt_to(options_);
+  const std::int32_t of_shard = rest / world + (!options_.drop_last && rest % world != 0 ? 1 : 0);
+  return of_shard * (world / options_.world_size);
 }
 
 std::vector<std::int32_t> DistributedSampler::indices() const {
   std::vector<std::int32_t> order;
   if (options_.shuffle) {
-    order = Generator(options_.seed + epoch_).permutation(options_.num_samples);
+    order = Generator(options_.seed + epoch()).permutation(options_.num_samples);
   } else {
     order.resize(static_cast<std::size_t>(options_.num_samples));
     std::iota(order.begin(), order.end(), 0);
   }
   // The padded list is the order repeated cyclically, cut to total = num_samples * world_size.
-  const auto of_rank = static_cast<std::size_t>(num_samples_), rank = static_cast<std::size_t>(options_.rank);
+  const auto of_rank = static_cast<std::size_t>(num_samples()),
+             rank = static_cast<std::size_t>(options_.rank);
   const bool sharded = options_.logical_shards != 0;
-  const auto world = static_cast<std::size_t>(sharded ? options_.logical_shards : options_.world_size);
+  const auto world = static_cast<std::size_t>(dealt_to(options_));
   const std::size_t shards = world / static_cast<std::size_t>(options_.world_size),
                     of_shard = of_rank / shards;
   const std::size_t batch = sharded ? static_cast<std::size_t>(options_.batch_size) : of_shard;
+  const auto first = static_cast<std::size_t>(used_up());
   std::vector<std::int32_t> mine;
   mine.reserve(of_rank);
   for (std::size_t begin = 0; begin < of_shard; begin += batch)
     for (std::size_t shard = rank * shards; shard < (rank + 1) * shards; ++shard)
       for (std::size_t i = begin; i < std::min(begin + batch, of_shard); ++i)
-        mine.push_back(order[(shard + i * world) % order.size()]);
+        mine.push_back(order[(first + shard + i * world) % order.size()]);
   return mine;
 }
 
@@ -72,6 +92,16 @@ std::vector<std::int32_t> random_sampler_epoch(Generator& generator, std::int32_
   static_cast<void>(generator.random_int64());  // the iterator's base seed, for worker processes
   const auto seed = static_cast<std::uint64_t>(generator.random_int64());
   return Generator(seed).permutation(num_samples);
+}
+
+std::vector<std::int32_t> SequentialSampler::indices() const {
+  return range({0, num_samples_});
+}
+std::vector<std::int32_t> EvaluationSampler::indices() const {
+  return range(range_);
+}
+std::vector<std::int32_t> RandomSampler::indices() const {
+  return Generator(seed_ + epoch()).permutation(num_samples_);
 }
 
 SampleRange evaluation_range(std::int32_t num_samples, int rank, int world_size) {

@@ -68,6 +68,10 @@ struct Layout {
 };
 [[nodiscard]] Result<Layout> lay_out(const std::vector<TensorView>& tensors, const Metadata& metadata);
 
+/// The file's bytes in order: the header, then the tensors'. Both arguments outlive them.
+[[nodiscard]] std::vector<std::string_view> pieces_of(const std::vector<TensorView>& tensors,
+                                                      const Layout& layout);
+
 /// The whole file.
 [[nodiscard]] Result<std::string> serialize(const std::vector<TensorView>& tensors, const Metadata& metadata);
 

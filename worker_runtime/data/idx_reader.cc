@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/training/idx_reader.h"
+#include "worker_runtime/data/idx_reader.h"
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a checkpoint costs, for `scripts/bench ckpt`: a model and its optimizer of about so many megabytes. Reads
+// a word per line and answers each with a line of JSON.
+//   copy   one memory copy of the state, to memory that was written before
+//   plain  write() and fsync of as many bytes from memory to one file
+//   save   CheckpointManager::save() (what the step waits), then until the write is done
+// Usage: ckpt_bench <directory> <megabytes>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <functional>
+#include <iostream>
+#include <unistd.h>
+#include <vector>
+
+#include <muster/checkpoint.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+using namespace muster;
+
+namespace {
+
+double seconds_of(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Linear layers of 1024 to 1024, 4 MiB each and as much momentum.
+Result<nn::Model> model_of(int megabytes) {
+  nn::Graph graph({1024});
+  nn::Value value = graph.input();
+  for (int layer = 0; layer < std::max(1, megabytes / 8); ++layer)
+    value = nn::linear("layer" + std::to_string(layer), value, 1024);
+  return nn::Model::create(graph, value);
+}
+
+Result<void> plain_write(const std::string& path, const std::vector<char>& bytes) {
+  const UniqueFd file(::open(path.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0666));
+  if (!file) return fail(errno_error("create " + path, errno));
+  constexpr std::size_t kBlock = std::size_t{8} << 20;
+  for (std::size_t at = 0; at < bytes.size(); at += kBlock)
+    MUSTER_OK(write_all(file.get(), std::string_view(bytes.data(), bytes.size()).substr(at, kBlock)));
+  if (::fsync(file.get()) != 0) return fail(errno_error("fsync " + path, errno));
+  return {};
+}
+
+Result<void> serve(const std::string& directory, int megabytes) {
+  MUSTER_TRY(const Compute compute, make_compute(DeviceType::kCpu));
+  MUSTER_TRY(nn::Model model, model_of(megabytes));
+  Generator generator(0);
+  model.initialize(generator);
+  MUSTER_OK(model.allocate(compute));
+  MUSTER_TRY(const auto sgd, Sgd::create(model, {}));
+  const auto group = make_single_group();
+  MUSTER_TRY(const auto manager, CheckpointManager::create(directory + "/run", model, *sgd, *group,
+                                                           {.model = "bench", .keep = 1}));
+  MUSTER_OK(manager->wait());
+  const std::size_t half = model.arena_bytes();
+  std::vector<char> copy(2 * half, 'x');
+  TrainingState state;
+  std::printf("{\"bytes\": %zu}\n", copy.size());
+  std::fflush(stdout);
+  for (std::string word; std::getline(std::cin, word);) {
+    Result<void> done;
+    if (word == "copy") {
+      const double seconds = seconds_of([&] {
+        std::memcpy(copy.data(), model.params(), half);
+        std::memcpy(copy.data() + half, sgd->arenas()[0], half);
+      });
+      std::printf("{\"seconds\": %.6f}\n", seconds);
+    } else if (word == "plain") {
+      const double seconds = seconds_of([&] { done = plain_write(directory + "/plain", copy); });
+      MUSTER_OK(done);
+      std::printf("{\"seconds\": %.6f}\n", seconds);
+      ::unlink((directory + "/plain").c_str());
+    } else {
+      ++state.step;
+      const double stop = seconds_of([&] { done = manager->save(state); });
+      MUSTER_OK(done);
+      const double rest = seconds_of([&] { done = manager->wait(); });
+      MUSTER_OK(done);
+      std::printf("{\"seconds\": %.6f, \"stop\": %.6f}\n", stop + rest, stop);
+    }
+    std::fflush(stdout);
+  }
+  return {};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto done = argc == 3 ? serve(argv[1], std::atoi(argv[2]))
+                              : Result<void>(fail(ErrorCode::kInvalidArgument, "usage: ckpt_bench <directory> <megabytes>"));
+  if (!done) std::fprintf(stderr, "ckpt_bench: %s\n", done.error().message.c_str());
+  return done ? 0 : 1;
+}

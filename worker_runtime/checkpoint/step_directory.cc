@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker_runtime/checkpoint/step_directory.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <fcntl.h>
+#include <filesystem>
+#include <functional>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+#include "worker_runtime/core/atomic_file.h"
+#include "worker_runtime/core/crc32c.h"
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "step-";
+constexpr const char* kManifestFile = "state.json";
+constexpr const char* kTemporary = ".tmp-";
+constexpr std::size_t kMaxManifestBytes = std::size_t{1} << 20;
+constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 40;  // a larger file is no model's
+constexpr std::size_t kBlockBytes = std::size_t{8} << 20;
+
+std::vector<std::int64_t> steps_in(const std::string& root) {
+  std::vector<std::int64_t> steps;
+  std::error_code error;
+  for (fs::directory_iterator at(root, error), end; !error && at != end; at.increment(error))
+    if (const auto step = step_of(at->path().filename().string())) steps.push_back(*step);
+  std::sort(steps.begin(), steps.end(), std::greater<>());
+  return steps;
+}
+
+Result<void> remove_tree(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) return fail(errno_error("remove " + path.string(), error.value()));
+  return {};
+}
+
+Result<FileSum> write_file(const std::string& path, const std::vector<std::string_view>& pieces) {
+  const UniqueFd file(
+      retry_eintr([&] { return ::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
+  if (!file) return fail(errno_error("create " + path, errno));
+  FileSum sum;
+  for (std::string_view rest : pieces)
+    while (!rest.empty()) {
+      const std::string_view block = rest.substr(0, kBlockBytes);
+      rest.remove_prefix(block.size());
+      sum.crc32c = crc32c(block, sum.crc32c);
+      if (auto written = write_all(file.get(), block); !written)
+        return fail("write " + path, std::move(written).error());
+      // The disk begins now; what it cannot do fsync will say.
+      if (block.size() == kBlockBytes)
+        (void)::sync_file_range(file.get(), static_cast<off64_t>(sum.size_bytes),
+                                static_cast<off64_t>(kBlockBytes), SYNC_FILE_RANGE_WRITE);
+      sum.size_bytes += block.size();
+    }
+  if (retry_eintr([&] { return ::fsync(file.get()); }) != 0) return fail(errno_error("fsync " + path, errno));
+  return sum;
+}
+
+/// The new directory takes the name, also where another of the same step has it.
+Result<void> publish(const std::string& made, const std::string& name) {
+  if (::rename(made.c_str(), name.c_str()) == 0) return {};
+  if (errno != EEXIST && errno != ENOTEMPTY)
+    return fail(errno_error("rename " + made + " to " + name, errno));
+  if (::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0) return remove_tree(made);
+  // A file system that cannot exchange two names: between the next two calls the step is not there.
+  MUSTER_OK(remove_tree(name));
+  if (::rename(made.c_str(), name.c_str()) != 0)
+    return fail(errno_error("rename " + made + " to " + name, errno));
+  return {};
+}
+
+Result<void> write_made(const std::string& made, Manifest& manifest, const StepFiles& files) {
+  MUSTER_OK(remove_tree(made));  // of a process of the same number
+  if (::mkdir(made.c_str(), 0777) != 0) return fail(errno_error("make " + made, errno));
+  manifest.files.clear();
+  for (const auto& [name, pieces] : files) {
+    MUSTER_TRY(manifest.files[name], write_file(fmt::format("{}/{}", made, name), pieces));
+  }
+  MUSTER_OK(write_file(fmt::format("{}/{}", made, kManifestFile), {to_json(manifest)}));
+  return sync_directory(made);
+}
+
+Result<void> write_name(const std::string& path, std::int64_t step) {
+  const std::string line = step_name(step) + "\n";
+  const std::string_view piece = line;
+  return write_file_atomically(path, {&piece, 1});
+}
+
+Result<void> prune(const std::string& root, std::int64_t step, int keep) {
+  const auto best = named_step(root, "BEST");
+  for (const std::int64_t old : steps_in(root)) {
+    if (old > step || keep-- > 0 || old == best) continue;
+    MUSTER_OK(remove_tree(fmt::format("{}/{}", root, step_name(old))));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string step_name(std::int64_t step) {
+  return fmt::format("{}{:08}", kPrefix, step);
+}
+
+std::optional<std::int64_t> step_of(std::string_view name) {
+  std::int64_t step = -1;
+  if (name.starts_with(kPrefix))
+    (void)std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  if (step < 0 || step_name(step) != name) return std::nullopt;
+  return step;
+}
+
+Result<void> prepare_checkpoints(const std::string& root) {
+  if (::mkdir(root.c_str(), 0777) == 0)
+    MUSTER_OK(sync_directory(fs::absolute(root).parent_path().string()));
+  else if (errno != EEXIST)
+    return fail(errno_error("make the directory " + root, errno));
+  std::error_code error;
+  if (!fs::is_directory(root, error))
+    return fail(ErrorCode::kInvalidArgument,
+                root + " is not a directory; checkpoints are written into a directory");
+  if (::access(root.c_str(), W_OK | X_OK) != 0)
+    return fail(errno_error("the directory " + root + " cannot be written", errno));
+  for (fs::directory_iterator at(root, error), end; !error && at != end; at.increment(error))
+    if (at->path().filename().string().find(kTemporary) != std::string::npos) MUSTER_OK(remove_tree(at->path()));
+  return {};
+}
+
+Result<void> write_step(const std::string& root, Manifest manifest, const StepFiles& files, bool is_best,
+                        int keep) {
+  const std::int64_t step = manifest.training.step;
+  const std::string made = fmt::format("{}/{}{}", root, kTemporary, ::getpid());
+  auto written = write_made(made, manifest, files);
+  if (written) written = publish(made, fmt::format("{}/{}", root, step_name(step)));
+  if (!written) {
+    (void)remove_tree(made);
+    return written;
+  }
+  MUSTER_OK(sync_directory(root));
+  MUSTER_OK(write_name(root + "/LATEST", step));
+  if (is_best) MUSTER_OK(write_name(root + "/BEST", step));
+  return prune(root, step, keep);
+}
+
+std::optional<std::int64_t> named_step(const std::string& root, const std::string& file) {
+  const auto text = read_file(fmt::format("{}/{}", root, file), 64);
+  if (!text || !text->ends_with('\n')) return std::nullopt;
+  return step_of(std::string_view(*text).substr(0, text->size() - 1));
+}
+
+std::vector<std::int64_t> restorable_steps(const std::string& root) {
+  std::vector<std::int64_t> steps = steps_in(root);
+  if (const auto latest = named_step(root, "LATEST")) {
+    std::erase(steps, *latest);
+    std::stable_partition(steps.begin(), steps.end(), [&](std::int64_t step) { return step < *latest; });
+    steps.insert(steps.begin(), *latest);
+  }
+  return steps;
+}
+
+Result<StepContents> read_step(const std::string& root, std::int64_t step,
+                               const std::vector<std::string>& names) {
+  const std::string directory = fmt::format("{}/{}", root, step_name(step));
+  MUSTER_TRY(const std::string text,
+             read_file(fmt::format("{}/{}", directory, kManifestFile), kMaxManifestBytes));
+  auto manifest = parse_manifest(text);
+  if (!manifest) return fail(fmt::format("{}/{}", directory, kManifestFile), std::move(manifest).error());
+  StepContents contents{*std::move(manifest), {}};
+  if (contents.manifest.training.step != step || contents.manifest.files.size() != names.size())
+    return fail(ErrorCode::kCorrupt, directory + ": its state.json is of another step or of other files");
+  for (const std::string& name : names) {
+    const std::string path = fmt::format("{}/{}", directory, name);
+    const auto sum = contents.manifest.files.find(name);
+    std::error_code error;
+    const std::uintmax_t size = fs::file_size(path, error);
+    if (error) return fail(errno_error(path, error.value()));
+    if (sum == contents.manifest.files.end() || sum->second.size_bytes != size || size > kMaxFileBytes)
+      return fail(ErrorCode::kCorrupt, fmt::format("{} has {} bytes, not those of state.json", path, size));
+    MUSTER_TRY(std::string bytes, read_file(path, size));
+    if (crc32c(bytes) != sum->second.crc32c || bytes.size() != size)
+      return fail(ErrorCode::kCorrupt, path + " is damaged: its CRC-32C is not the one of state.json");
+    contents.files.emplace(name, std::move(bytes));
+  }
+  return contents;
+}
+
+}  // namespace muster

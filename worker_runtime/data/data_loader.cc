@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include <muster/data_loader.h>
+
+#include "worker_runtime/device/device.h"
+
+namespace muster {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+tl::unexpected<Error> invalid(const std::string& what) {
+  return fail(ErrorCode::kInvalidArgument, "data loader: " + what);
+}
+
+/// The first thing in a batch that went wrong.
+struct Failure {
+  std::int64_t position = 0;  // in the epoch's order
+  Error error;
+};
+
+/// A batch that is being made, or has been. Which one: its number modulo the number of slots.
+struct BatchSlot {
+  std::shared_ptr<std::byte[]> inputs;
+  std::vector<std::int32_t> labels;
+  std::int64_t missing = 0;  // samples
+  std::optional<Failure> failure;
+  Batch batch;
+};
+
+}  // namespace
+
+/// One mutex guards what workers and the caller share: where the epoch stands. Samples are made outside it, a
+/// few for each time it is taken.
+class ThreadedLoader final : public DataLoader {
+ public:
+  ThreadedLoader(Source source, std::unique_ptr<Sampler> sampler, const DataLoaderOptions& options)
+      : source_(std::move(source)), sampler_(std::move(sampler)), options_(options) {}
+
+  ~ThreadedLoader() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    work_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  Result<void> start() {
+    sample_bytes_ = std::accumulate(source_.layout.shape.begin(), source_.layout.shape.end(),
+                                    size_of(source_.layout.dtype), std::multiplies<std::size_t>());
+    // A batch being made, those ahead of it, and the last two that were handed out.
+    slots_.resize(options_.num_workers == 0 ? 2 : static_cast<std::size_t>(options_.prefetch) + 2);
+    for (BatchSlot& slot : slots_) MUSTER_OK(allocate(slot));
+    chunk_ = std::max(1, options_.batch_size / std::max(1, 4 * options_.num_workers));
+    // Signals are the program's own threads' business.
+    sigset_t all, before;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    Result<void> started;
+    try {
+      workers_.reserve(static_cast<std::size_t>(options_.num_workers));
+      for (int i = 0; i < options_.num_workers; ++i) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error& e) {
+      started =
+          fail(ErrorCode::kExhausted, std::string("data loader: cannot start a worker thread: ") + e.what());
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return started;
+  }
+
+  Result<const Batch*> next() override {
+    const Clock::time_point begin = Clock::now();
+    auto batch = make_next();
+    wait_time_ += Clock::now() - begin;
+    return batch;
+  }
+
+  void set_epoch(std::uint64_t epoch, std::int64_t skip) override {
+    end_epoch();
+    epoch_ = epoch;
+    skip_ = std::max<std::int64_t>(skip, 0);
+  }
+
+  std::uint64_t epoch() const override { return epoch_; }
+  std::int64_t size() const override {
+    return batches_of(static_cast<std::int64_t>(sampler_->indices().size()));
+  }
+  const SampleLayout& layout() const override { return source_.layout; }
+  std::chrono::nanoseconds wait_time() const override { return wait_time_; }
+
+ private:
+  /// Samples of one batch that one worker makes at a time: begin to end in the epoch's order.
+  struct Chunk {
+    std::int64_t begin = 0, end = 0;
+    BatchSlot* slot = nullptr;
+  };
+
+  Result<void> allocate(BatchSlot& slot) {
+    const std::size_t bytes = sample_bytes_ * static_cast<std::size_t>(options_.batch_size);
+    if (options_.pin_memory != nullptr) {
+      MUSTER_TRY(const std::shared_ptr<void> memory, options_.pin_memory->allocate_host(bytes));
+      slot.inputs = {memory, static_cast<std::byte*>(memory.get())};
+    } else {
+      slot.inputs.reset(new (std::nothrow) std::byte[bytes]);
+    }
+    if (slot.inputs == nullptr)
+      return fail(ErrorCode::kExhausted, "data loader: no memory for a batch of " + std::to_string(bytes) +
+                                             " bytes; try smaller batches or a lower prefetch");
+    slot.labels.resize(static_cast<std::size_t>(options_.batch_size));
+    Tensor& inputs = slot.batch.inputs;
+    inputs.data = slot.inputs.get();
+    inputs.dtype = source_.layout.dtype;
+    inputs.rank = 1 + static_cast<int>(source_.layout.shape.size());
+    std::copy(source_.layout.shape.begin(), source_.layout.shape.end(), inputs.dims.begin() + 1);
+    if (inputs.dtype == DType::kUInt8) slot.batch.normalize = &source_.layout.normalize;
+    return {};
+  }
+
+  std::int64_t batches_of(std::int64_t samples) const {
+    return (samples + (options_.drop_last ? 0 : options_.batch_size - 1)) / options_.batch_size;
+  }
+  BatchSlot& slot_of(std::int64_t batch) {
+    return slots_[static_cast<std::size_t>(first_batch_ + batch) % slots_.size()];
+  }
+
+  Result<const Batch*> make_next() {
+    if (failed_) return fail(*failed_);
+    std::unique_lock lock(mutex_);
+    if (!running_) {
+      if (auto begun = begin_epoch(); !begun) return fail(failed_.emplace(std::move(begun).error()));
+    }
+    if (delivered_ == batches_) {
+      lock.unlock();
+      end_epoch();
+      ++epoch_;
+      return nullptr;
+    }
+    const std::int64_t number = delivered_++;
+    // Batch number - 1 stays as it is; the one before it is made anew.
+    limit_ = std::min(samples_, (number - 1 + static_cast<std::int64_t>(slots_.size())) * options_.batch_size);
+    BatchSlot& slot = slot_of(number);
+    if (workers_.empty()) {
+      while (claimed_ < std::min(samples_, (number + 1) * options_.batch_size)) {
+        const Chunk chunk = claim();
+        finish(chunk, make(chunk, scratch_));
+      }
+    } else {
+      if (waiting_ > 0) work_.notify_all();
+      batch_made_.wait(lock, [&] { return made(number); });
+    }
+    if (slot.failure) {
+      claimed_ = samples_;
+      return fail(failed_.emplace(std::move(slot.failure->error)));
+    }
+    return &slot.batch;
+  }
+
+  bool made(std::int64_t batch) {
+    return claimed_ >= std::min(samples_, (batch + 1) * options_.batch_size) && slot_of(batch).missing == 0;
+  }
+
+  /// Under the mutex; nobody works.
+  Result<void> begin_epoch() {
+    sampler_->set_epoch(epoch_);
+    indices_ = sampler_->indices();
+    indices_.erase(indices_.begin(),
+                   indices_.begin() + std::min(skip_, static_cast<std::int64_t>(indices_.size())));
+    skip_ = 0;
+    for (const std::int32_t index : indices_)
+      if (index < 0 || index >= source_.size)
+        return invalid("the sampler names sample " + std::to_string(index) + " of a data set of " +
+                       std::to_string(source_.size));
+    batches_ = batches_of(static_cast<std::int64_t>(indices_.size()));
+    samples_ = std::min(static_cast<std::int64_t>(indices_.size()), batches_ * options_.batch_size);
+    claimed_ = delivered_ = limit_ = 0;
+    running_ = true;
+    return {};
+  }
+
+  /// Waits for the samples that are being made.
+  void end_epoch() {
+    std::unique_lock lock(mutex_);
+    claimed_ = limit_ = samples_;
+    batch_made_.wait(lock, [this] { return working_ == 0; });
+    first_batch_ += delivered_;  // the last two keep their slots
+    delivered_ = 0;
+    running_ = false;
+  }
+
+  /// Under the mutex; there is something to claim.
+  Chunk claim() {
+    const std::int64_t batch = claimed_ / options_.batch_size, begin = batch * options_.batch_size,
+                       end = std::min(samples_, begin + options_.batch_size);
+    Chunk chunk{claimed_, std::min(claimed_ + chunk_, end), &slot_of(batch)};
+    if (claimed_ == begin) {
+      const auto rows = static_cast<std::size_t>(end - begin);
+      chunk.slot->failure.reset();
+      chunk.slot->missing = end - begin;
+      Batch& made = chunk.slot->batch;
+      made.inputs.dims[0] = static_cast<int>(rows);
+      made.labels = std::span(chunk.slot->labels).first(rows);
+      made.indices = std::span(indices_).subspan(static_cast<std::size_t>(begin), rows);
+      made.epoch = epoch_;
+      made.number = batch;
+      made.batches = batches_;
+    }
+    claimed_ = chunk.end;
+    ++working_;
+    return chunk;
+  }
+
+  std::optional<Failure> make(const Chunk& chunk, std::shared_ptr<void>& scratch) {
+    for (std::int64_t at = chunk.begin; at < chunk.end; ++at) {
+      const std::int32_t index = indices_[static_cast<std::size_t>(at)];
+      const auto row = static_cast<std::size_t>(at % options_.batch_size);
+      SampleSlot sample{
+          .input = chunk.slot->inputs.get() + row * sample_bytes_,
+          .label = &chunk.slot->labels[row],
+          .random = SampleGenerator(options_.seed, epoch_, static_cast<std::uint64_t>(index)),
+          .scratch = &scratch,
+      };
+      Result<void> got;
+      try {
+        got = source_.get(index, sample);
+      } catch (const std::exception& e) {
+        got = fail(ErrorCode::kFailed, std::string("the data set threw: ") + e.what());
+      } catch (...) {
+        got = fail(ErrorCode::kFailed, "the data set threw something that is no std::exception");
+      }
+      if (!got) {
+        Error error = std::move(got).error();
+        error.message = "sample " + std::to_string(index) + ": " + error.message;
+        return Failure{at, std::move(error)};
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// Under the mutex.
+  void finish(const Chunk& chunk, std::optional<Failure> failure) {
+    BatchSlot& slot = *chunk.slot;
+    if (failure && (!slot.failure || failure->position < slot.failure->position))
+      slot.failure = std::move(failure);
+    slot.missing -= chunk.end - chunk.begin;
+    --working_;
+  }
+
+  void work() {
+    std::shared_ptr<void> scratch;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      ++waiting_;
+      work_.wait(lock, [this] { return stopping_ || claimed_ < limit_; });
+      --waiting_;
+      if (stopping_) return;
+      const Chunk chunk = claim();
+      lock.unlock();
+      std::optional<Failure> failure = make(chunk, scratch);
+      lock.lock();
+      finish(chunk, std::move(failure));
+      if (chunk.slot->missing == 0 || working_ == 0) batch_made_.notify_one();
+    }
+  }
+
+  Source source_;
+  std::unique_ptr<Sampler> sampler_;
+  DataLoaderOptions options_;
+  std::size_t sample_bytes_ = 0;
+  std::int64_t chunk_ = 1;
+  std::shared_ptr<void> scratch_;  // of the caller, who works where no worker does
+  std::uint64_t epoch_ = 0;        // changes while nobody works
+  std::int64_t skip_ = 0;
+  std::vector<std::int32_t> indices_;  // of the epoch; changes while nobody works
+  std::optional<Error> failed_;
+  std::chrono::nanoseconds wait_time_{0};
+
+  std::mutex mutex_;
+  std::condition_variable work_, batch_made_;
+  std::vector<BatchSlot> slots_;
+  bool running_ = false;                       // within an epoch
+  bool stopping_ = false;
+  std::int64_t samples_ = 0, batches_ = 0;     // of the epoch
+  std::int64_t claimed_ = 0, limit_ = 0;       // samples: handed to workers, and how far that may go
+  std::int64_t delivered_ = 0;                 // batches that next() was called for in this epoch
+  std::int64_t first_batch_ = 0;               // of this epoch, counted over all epochs
+  int working_ = 0, waiting_ = 0;              // workers
+  std::vector<std::thread> workers_;           // last: started when everything above is there
+};
+
+Result<std::unique_ptr<DataLoader>> DataLoader::create(Source source, std::unique_ptr<Sampler> sampler,
+                                                       const DataLoaderOptions& options) {
+  if (options.batch_size < 1) return invalid("a batch size of " + std::to_string(options.batch_size));
+  if (options.num_workers < 0 || options.num_workers > 1024)
+    return invalid(std::to_string(options.num_workers) + " workers; 0 to 1024 are possible");
+  if (options.prefetch < 1 || options.prefetch > 1024)
+    return invalid("a prefetch of " + std::to_string(options.prefetch) + " batches; 1 to 1024 are possible");
+  if (source.size < 0 || source.size > INT32_MAX)
+    return invalid("a data set of " + std::to_string(source.size) + " samples");
+  const SampleLayout& layout = source.layout;
+  if (layout.dtype != DType::kFloat32 && layout.dtype != DType::kUInt8)
+    return invalid("samples of type " + std::string(to_string(layout.dtype)) + "; F32 and U8 are possible");
+  double bytes = static_cast<double>(options.batch_size) * static_cast<double>(size_of(layout.dtype));
+  for (const int dim : layout.shape) bytes *= dim;
+  if ((source.size > 0 && layout.shape.empty()) || layout.shape.size() > 3 ||
+      std::any_of(layout.shape.begin(), layout.shape.end(), [](int dim) { return dim < 1; }) || bytes > 0x1p40)
+    return invalid("samples have 1 to 3 dimensions, each at least 1, and a batch below 1 TiB");
+  auto loader = std::make_unique<ThreadedLoader>(std::move(source), std::move(sampler), options);
+  MUSTER_OK(loader->start());
+  return loader;
+}
+
+Result<void> DataLoader::store(const Sample& sample, const SampleLayout& layout, SampleSlot& slot) {
+  if (sample.input.size() != static_cast<std::size_t>(layout.shape.front()))
+    return fail(ErrorCode::kMismatch, "it has " + std::to_string(sample.input.size()) +
+                                          " values, sample 0 had " + std::to_string(layout.shape.front()));
+  std::memcpy(slot.input, sample.input.data(), sample.input.size() * sizeof(float));
+  *slot.label = sample.label;
+  return {};
+}
+
+}  // namespace muster

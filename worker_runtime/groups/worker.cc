@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <muster/worker.h>
+
+namespace muster {
+namespace {
+
+/// WorkerOptions, read.
+struct Wanted {
+  Backend backend = Backend::kAuto;
+  bool may_use_gpus = true, must_use_gpus = false;
+  std::vector<int> gpus;  // by local rank; empty: each its own number
+};
+
+/// "0,3"; nothing if it is no list of numbers.
+std::optional<std::vector<int>> parse_list(const std::string& text) {
+  std::vector<int> out;
+  const char* const end = text.data() + text.size();
+  for (const char* at = text.data();; ++at) {
+    int gpu = 0;
+    const auto [next, error] = std::from_chars(at, end, gpu);
+    if (error != std::errc() || gpu < 0 || std::find(out.begin(), out.end(), gpu) != out.end()) return {};
+    out.push_back(gpu);
+    at = next;
+    if (at == end) return out;
+    if (*at != ',') return {};
+  }
+}
+
+Result<Wanted> read(const WorkerOptions& options) {
+  Wanted out;
+  MUSTER_TRY(out.backend, parse_backend(options.backend));
+  const bool of_cpu =
+      out.backend == Backend::kShm || out.backend == Backend::kTcp || options.backend == "gloo";
+  const bool of_gpu = out.backend == Backend::kNccl;
+  const auto refuse = [](std::string text) { return fail(ErrorCode::kInvalidArgument, std::move(text)); };
+  if (options.device == "cpu") {
+    if (of_gpu) return refuse("backend nccl is of GPUs, and device is cpu; use backend auto, shm or tcp");
+    out.may_use_gpus = false;
+  } else if (options.device == "auto") {
+    out.may_use_gpus = !of_cpu;
+    out.must_use_gpus = of_gpu;
+  } else {
+    if (options.device != "cuda") {
+      const auto list = parse_list(options.device);
+      if (!list)
+        return refuse(fmt::format(
+            "device '{}': not auto, cpu, cuda or a list of different GPU numbers as 0,3", options.device));
+      out.gpus = *list;
+    }
+    if (of_cpu)
+      return refuse(fmt::format("backend {} is of the CPU, and device is {}; use backend auto or nccl",
+                                options.backend, options.device));
+    out.must_use_gpus = true;
+  }
+  if (options.local_rank < -1) return refuse(fmt::format("local rank {} is negative", options.local_rank));
+  const double fraction = options.compute.memory_fraction;
+  if (!(fraction > 0 && fraction <= 1))
+    return refuse(fmt::format("GPU memory fraction {}: not above 0 and at most 1", fraction));
+  return out;
+}
+
+/// Why this rank cannot train on a GPU; nothing where it can: then `gpu` is the one.
+std::optional<std::string> obstacle(const Wanted& wanted, int local_rank, int world_size, int& gpu) {
+  const auto place = static_cast<std::size_t>(local_rank);
+  if (!wanted.gpus.empty() && place >= wanted.gpus.size())
+    return fmt::format("is local rank {}, and {} GPUs are named: a GPU per rank is needed", local_rank,
+                       wanted.gpus.size());
+  gpu = wanted.gpus.empty() ? local_rank : wanted.gpus[place];
+  const int count = gpu_count();
+  if (count == 0) {
+    // Which driver or build is missing. Nothing is made where there is no GPU.
+    const auto none = make_compute(DeviceType::kCuda, gpu);
+    return "sees no GPU" + (none ? "" : ": " + none.error().message);
+  }
+  if (gpu >= count) return fmt::format("would take GPU {} and sees {}: a GPU per rank is needed", gpu, count);
+  if (world_size > 1)
+    if (const auto nccl = check_backend(Backend::kNccl); !nccl)
+      return "cannot use NCCL: " + nccl.error().message;
+  return std::nullopt;
+}
+
+/// A collective: whether every rank can have a GPU. If one cannot, this is an error where GPUs were asked
+/// for.
+Result<bool> agree_on_gpus(const Wanted& wanted, const Context& context, int local_rank, int& gpu) {
+  const auto problem = obstacle(wanted, local_rank, context.world_size, gpu);
+  // The lowest rank with an obstacle, and whether nobody sees a GPU.
+  std::int32_t votes[] = {problem ? context.rank : context.world_size, gpu_count() > 0 ? 0 : 1};
+  MUSTER_OK(context.group->all_reduce({votes, 2, DType::kInt32}, ReduceOp::kMin));
+  if (votes[0] == context.world_size) return true;
+  const std::string text = problem ? fmt::format("rank {} {}", context.rank, *problem) : std::string();
+  if (!wanted.must_use_gpus) {
+    if (problem && votes[0] == context.rank && votes[1] == 0)
+      std::fprintf(stderr, "muster: note: training on the CPU: %s\n", text.c_str());
+    return false;
+  }
+  if (problem) return fail(ErrorCode::kNotFound, text);
+  return fail(ErrorCode::kFailed,
+              fmt::format("rank {} has no GPU, as it says itself; this is rank {}", votes[0], context.rank));
+}
+
+}  // namespace
+
+Result<void> WorkerOptions::check() const {
+  MUSTER_TRY([[maybe_unused]] const Wanted wanted, read(*this));
+  return {};
+}
+
+Result<Worker> start_worker(const WorkerOptions& options) {
+  MUSTER_TRY(const Wanted wanted, read(options));
+  InitOptions init_options;
+  init_options.init_method = options.init_method;
+  if (wanted.backend != Backend::kNccl) init_options.backend = wanted.backend;
+  Worker out;
+  MUSTER_TRY(out.context, init(init_options));
+  const Context& context = out.context;
+  if (options.backend == "gloo" && context.rank == 0)
+    std::fprintf(stderr, "muster: note: backend gloo: muster's own for the CPU is used (%.*s)\n",
+                 static_cast<int>(context.group->backend().size()), context.group->backend().data());
+  bool use_gpus = false;
+  int gpu = 0;
+  if (wanted.may_use_gpus) {
+    const int local_rank = options.local_rank >= 0 ? options.local_rank : context.local_rank;
+    MUSTER_TRY(use_gpus, agree_on_gpus(wanted, context, local_rank, gpu));
+  }
+  MUSTER_TRY(out.compute,
+             make_compute(use_gpus ? DeviceType::kCuda : DeviceType::kCpu, gpu, options.compute));
+  if (use_gpus) {
+    init_options.backend = Backend::kNccl;
+    init_options.cuda_device = gpu;
+    init_options.cuda_stream = stream_of(out.compute);
+    MUSTER_TRY(out.context.group, new_group(context, "gpu", init_options));
+  }
+  return out;
+}
+
+}  // namespace muster
