@@ -1,0 +1,54 @@
+# Every command of worker_runtime/guide.md and guide.zh.md, typed as it stands there, prints what stands below it.
+# SPDX-License-Identifier: Apache-2.0
+import re
+import subprocess
+
+import pytest
+
+from guide_support import ELSEWHERE, GUIDES, blocks, differences, environment, fences
+from launcher_support import BIN, clean_environment
+
+# Of all fences: what needs another system is not run, four-gpus on described GPUs.
+HERE = {None, "four-gpus"}
+SECTIONS = sorted({block.section for block in blocks(GUIDES["en"]) if block.marker in HERE})
+
+
+def test_both_guides_have_the_same_commands_output_and_code_in_the_same_order():
+    for language in ("console", "cpp", "yaml", "cmake"):
+        first, second = (list(fences(text, language)) for text in GUIDES.values())
+        assert first == second
+
+
+@pytest.mark.parametrize("text", GUIDES.values(), ids=GUIDES)
+def test_a_guide_finds_every_recipe_from_its_table(text):
+    recipes = re.findall(r"^## (\d+)\. (.*)$", text, re.M)
+    assert [int(number) for number, _ in recipes] == list(range(1, len(recipes) + 1))
+    assert {block.section for block in blocks(text)} <= {int(number) for number, _ in recipes}
+    named = re.findall(r"\[(\d+)\. ([^\]]*)\]\(#([^)]*)\)", text.split("\n## ", 1)[0])
+    # As GitHub makes an anchor of a heading.
+    assert [(number, title, re.sub(r"[^\w -]", "", f"{number}. {title}".lower()).replace(" ", "-")) for number, title in recipes] == named
+
+
+def test_code_of_the_guides_is_code_that_is_built(root):
+    built = [re.sub(r"\s+", " ", path.read_text()) for folder in ("tests/embed", "worker_runtime/examples")
+             for path in (root / folder).glob("*.cc")]
+    for _, _, text in fences(GUIDES["en"], "cpp"):
+        assert any(re.sub(r"\s+", " ", text).strip() in source for source in built), text
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_commands_of_a_recipe_print_what_the_guide_says(section, tmp_path):
+    gpus = tmp_path / "gpus"
+    gpus.write_text("".join(f"GPU-{i}000 0000:{0x17 + i:02x}:00.0 0 0 0 -\n" for i in range(4)))
+    for block in blocks(GUIDES["en"]):
+        if block.section != section or block.marker not in HERE:
+            continue
+        described = {"MUSTER_NVML_LIBRARY": BIN / "libfake_nvml.so", "FAKE_NVML": gpus} if block.marker else {}
+        env = environment(BIN, tmp_path, clean_environment(OMP_NUM_THREADS=None), **described)
+        done = subprocess.run(["bash", "-c", "\n".join(block.commands)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=60, stdin=subprocess.DEVNULL, cwd=tmp_path, env=env)
+        assert not differences(block, done.stdout), done.stdout
+
+
+def test_every_reason_not_to_run_a_block_here_is_used():
+    assert {block.marker for block in blocks(GUIDES["en"])} - {None} <= set(ELSEWHERE)
