@@ -46,11 +46,10 @@ void add_options(CLI::App& app, Arguments& args) {
   add("--optimizer", args.optimizer, "sgd or adamw")->check(CLI::IsMember({"sgd", "adamw"}));
   add("--momentum", args.momentum, "of sgd")->check(part);
   add("--label-smoothing", args.label_smoothing, "part of each label for all classes")->check(part);
-  add("--seed", args.run.seed, "of weights and order; 0 if not given")->check(CLI::NonNegativeNumber);
+  add("--seed", args.run.seed, "of weights and order; 0 if not given")->check(CLI::Range(0.0, 0x1p64));
   add("--data", args.data, "directory of the IDX files, plain or .gz");
   add("--model", args.run.model, "garment: convolutions")->check(CLI::IsMember({"garment", "lenet5", "mlp"}));
-  add("--amp", args.amp, "mixed precision; fp16 scales the loss")
-      ->check(CLI::IsMember({"off", "bf16", "fp16"}));
+  add("--amp", args.amp, "mixed precision")->check(CLI::IsMember({"off", "bf16", "fp16"}));
   add("--logical-shards", args.logical_shards,
       "batches per step over all ranks, whose number then changes no bit; a power of two, 0: off")
       ->check(CLI::Range(0, 65536));
@@ -60,19 +59,15 @@ void add_options(CLI::App& app, Arguments& args) {
   add("--log-every", args.log_every, "steps over which the training loss is averaged")->check(positive);
   add("--log-dir", args.log_dir, "where rank 0 writes events for TensorBoard");
   add("--profile", args.profile, "file for a Chrome trace of three steps of all ranks");
-  add("--init-method", args.worker.init_method,
-      "env://, tcp://HOST:PORT?rank=R&world_size=W or file:///PATH?...");
+  add("--init-method", args.worker.init_method, "env://, tcp://HOST:PORT?rank=R&world_size=W, file:///...");
   add("--backend", args.worker.backend, "auto, shm, tcp, nccl or gloo");
   add("--local-rank,--local_rank", args.worker.local_rank, "place on this node; -1: found out");
   add("--device", args.worker.device, "auto, cpu, cuda, or the GPUs of this node's ranks, as 0,3");
-  add("--gpu-memory-fraction", args.worker.compute.memory_fraction, "what the arenas may take of the memory");
+  add("--gpu-memory-fraction", args.worker.compute.memory_fraction, "what arenas take at most");
   app.callback([&args] {
     if (const auto known = args.worker.check(); !known) throw CLI::ValidationError(known.error().message);
     if (!std::isfinite(args.lr + args.momentum + args.label_smoothing))
       throw CLI::ValidationError("--lr, --momentum and --label-smoothing are finite numbers");
-  });
-  app.failure_message([](const CLI::App* self, const CLI::Error& error) {
-    return self->get_name() + ": " + error.what() + "; see " + self->get_name() + " --help\n";
   });
 }
 
@@ -128,12 +123,9 @@ Result<int> train(Arguments args) {
   }
 
   ProgressBar bar(stdout, context.rank == 0);
-  const std::string ranks =
-      std::to_string(context.world_size) + " rank" + (context.world_size > 1 ? "s" : "");
-  bar.print("%s on FashionMNIST: %ld parameters, %s MACs, %s (%s) on %s, batch %d per rank, lr %g, seed %lu",
+  bar.print("%s on FashionMNIST: %ld parameters, %s MACs, %s, batch %d per rank, lr %g, seed %lu",
             args.run.model.c_str(), model.num_parameters(), clever_format(model.macs_per_sample()).c_str(),
-            ranks.c_str(), std::string(group.backend()).c_str(), describe(compute).c_str(),
-            args.run.batch_size, args.lr, state.seed);
+            describe(worker).c_str(), args.run.batch_size, args.lr, state.seed);
   if (state.step > 0)
     bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
   Metrics epoch, last_window, test;
@@ -218,9 +210,9 @@ Result<int> train(Arguments args) {
     const Metrics& last = last_window.num_samples > 0 ? last_window : epoch;
     bar.print("train loss   %.4f  (mean of the last %ld images, all ranks; %.4f over the last epoch)",
               last.loss(), last.num_samples, epoch.loss());
-    bar.print("speed        %.0f images/s  (%.0f it/s, %s, %.2f s of training)",
+    bar.print("speed        %.0f images/s  (%.0f it/s, %.2f s of training)",
               static_cast<double>(images) / seconds, static_cast<double>(state.step - first_step) / seconds,
-              ranks.c_str(), seconds);
+              seconds);
   }
   bar.print("test loss    %.4f", test.loss());
   bar.print("accuracy     %.2f %%  (%ld of %ld)", 100 * test.accuracy(), test.correct, test.num_samples);
@@ -244,8 +236,11 @@ int main(int argc, char** argv) {
   add_options(app, args);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& help) {
+    return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;  // 0: --help
+    std::fprintf(stderr, "fashion_mnist: %s; see fashion_mnist --help\n", error.what());
+    return 2;
   }
   const auto done = train(args);
   if (done) return *done;

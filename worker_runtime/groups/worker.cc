@@ -142,4 +142,10 @@ Result<Worker> start_worker(const WorkerOptions& options) {
   return out;
 }
 
+std::string describe(const Worker& worker) {
+  const Context& context = worker.context;
+  return fmt::format("{} rank{} ({}) on {}", context.world_size, context.world_size == 1 ? "" : "s",
+                     context.group->backend(), describe(worker.compute));
+}
+
 }  // namespace muster

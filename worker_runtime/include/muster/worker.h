@@ -37,4 +37,7 @@ struct Worker {
 /// names it. Under "auto" these are a note on standard error, if any rank sees a GPU.
 [[nodiscard]] Result<Worker> start_worker(const WorkerOptions& options = {});
 
+/// "2 ranks (shm) on cpu (avx512)".
+[[nodiscard]] std::string describe(const Worker& worker);
+
 }  // namespace muster
