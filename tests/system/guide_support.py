@@ -7,9 +7,13 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDES = {language: (ROOT / "worker_runtime" / name).read_text() for language, name in
           (("en", "guide.md"), ("zh", "guide.zh.md"))}
-# Words after ```console: what a block needs that this machine may not have. Without one it runs everywhere.
+# Words after ```console: what a block needs.
+HERE = {
+    None: "nothing",
+    "four-gpus": "GPUs, described to the launcher by the tests' management library",
+    "images": "a folder of images, which the test makes",
+}
 ELSEWHERE = {
-    "four-gpus": "described to the launcher by the tests' management library",
     "slurm": "run by tests/slurm",
     "package": "run by test_package.py",
     "gpu": "a GPU",
@@ -41,7 +45,7 @@ def fences(text, language):
 
 def blocks(text):
     found = [Block(*fence) for fence in fences(text, "console")]
-    assert all(block.marker is None or block.marker in ELSEWHERE for block in found), [block.marker for block in found]
+    assert all(block.marker in {**HERE, **ELSEWHERE} for block in found), [block.marker for block in found]
     return found
 
 
@@ -50,7 +54,7 @@ _VARIES = {
     r"\s+": r"\s+",
     r"[0-9a-f]{16,}": "[0-9a-f]{16,}",
     r"\d[\d,]*\.\d+(?:e[-+]?\d+)?|\d+(?= +(?:it/s|images/s|ms|s)\b)": r"[\d.,e+-]+",
-    r"(?<=pid )\d+|(?<=process )\d+": r"\d+",
+    r"(?<=pid )\d+|(?<=\()\d+(?= of)|\b\d+(?=s\b)|(?<=ETA )\d+:\d+": r"[\d:]+",
     r"\(avx\w*\)": r"\(\w+\)",
 }
 
@@ -61,7 +65,7 @@ def pattern(line):
     for match in re.finditer("|".join(f"({varying})" for varying in _VARIES), line):
         out += re.escape(line[at:match.start()]) + list(_VARIES.values())[match.lastindex - 1]
         at = match.end()
-    return out + re.escape(line[at:])
+    return (out + re.escape(line[at:])).removesuffix(re.escape("...")) + (".*" if line.endswith("...") else "")
 
 
 def differences(block, printed):
