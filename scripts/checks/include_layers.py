@@ -49,7 +49,8 @@ FOLDERS = [
     ("rendezvous/net", "", "what every server and client here stands on"),
     ("worker_runtime/examples", "include", "programs that use the installed headers alone"),
     ("worker_runtime/preflight", "device include ops", "muster-preflight: exact products on each device"),
-    ("worker_runtime/training", "core device include ops", "data-parallel training"),
+    ("worker_runtime/checkpoint", "core device include training", "checkpoints: directories of safetensors files"),
+    ("worker_runtime/training", "device include ops", "data-parallel training"),
     ("worker_runtime/data", "core device include", "data sets, transforms, samplers and the loader"),
     ("worker_runtime/optim", "device include ops", "optimizers"),
     ("worker_runtime/nn", "include", "models by name"),
@@ -91,7 +92,7 @@ LIBRARIES = [
      "Asio lives in the folders that do I/O; base has the timer of their loops"),
     ("CLI11", r"CLI/", r"rendezvous/musterd/options\.cc$|launcher/ctl/main\.cc$|worker_runtime/examples/|tests/",
      "CLI11 takes 2.4 s to compile and 0.3 ms of each start: one .cc per binary, and none of muster's"),
-    ("CUDA", r"(cuda|cublas|cudnn|cooperative_groups|cub/|thrust/|mma\.h|nvToolsExt)",
+    ("CUDA", r"(cuda|cublas|cudnn|cooperative_groups|cub/|thrust/|mma\.h|nvtx3)",
      r"worker_runtime/device/cuda/|worker_runtime/device/compute\.cc$|worker_runtime/ops/[\w/]*(cuda_|plan)\w+\.(h|cc)$|worker_runtime/(ops|optim)/[\w/]+\.cuh?$|"
      r"worker_runtime/groups/nccl/|tests/(unit/cuda|gpu|bench)/",
      "CUDA is found, never required: its headers stay in the device files"),

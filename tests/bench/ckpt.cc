@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint costs, for `scripts/bench ckpt`: a model and its optimizer of about so many megabytes. Reads
-// a word per line and answers each with a line of JSON.
+// What a checkpoint costs, for `scripts/bench ckpt`: a model and its optimizer of about so many megabytes.
+// Reads a word per line and answers each with a line of JSON.
 //   copy   one memory copy of the state, to memory that was written before
 //   plain  write() and fsync of as many bytes from memory to one file
 //   save   CheckpointManager::save() (what the step waits), then until the write is done
@@ -94,8 +94,10 @@ Result<void> serve(const std::string& directory, int megabytes) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto done = argc == 3 ? serve(argv[1], std::atoi(argv[2]))
-                              : Result<void>(fail(ErrorCode::kInvalidArgument, "usage: ckpt_bench <directory> <megabytes>"));
+  const auto done =
+      argc == 3
+          ? serve(argv[1], std::atoi(argv[2]))
+          : Result<void>(fail(ErrorCode::kInvalidArgument, "usage: ckpt_bench <directory> <megabytes>"));
   if (!done) std::fprintf(stderr, "ckpt_bench: %s\n", done.error().message.c_str());
   return done ? 0 : 1;
 }

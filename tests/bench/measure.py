@@ -120,7 +120,7 @@ def has_gpu():
     return bool(glob.glob("/dev/nvidia[0-9]*")) or os.path.exists("/dev/dxg")
 
 
-def gpu_options(purpose, arguments, add=lambda parser: None):
+def gpu_options(purpose, arguments, add=lambda parser: None, programs=("train_steps", "gpu_kernel_bench")):
     """The options of a GPU bench; exits with 77 where there is no GPU and the rehearsal on the CPU was not asked for."""
     parser = argparse.ArgumentParser(description=purpose)
     parser.add_argument("--build", type=pathlib.Path, required=True, help="a build folder; its bin/ holds the programs")
@@ -137,7 +137,7 @@ def gpu_options(purpose, arguments, add=lambda parser: None):
     if options.device == "cuda" and not has_gpu():
         print("SKIP: no GPU here")
         sys.exit(77)
-    if missing := [name for name in ("train_steps", "gpu_kernel_bench") if not (options.build / "bin" / name).exists()]:
+    if missing := [name for name in programs if not (options.build / "bin" / name).exists()]:
         sys.exit(f"{options.build}/bin has no {', '.join(missing)}; configure with MUSTER_BENCHMARKS=ON and build them")
     return options
 

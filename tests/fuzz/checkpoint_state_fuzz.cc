@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// parse_manifest and step_of on arbitrary text: a value that survives being written and read again, or an
-// error of one line. The text is tried as it is, and with the CRC-32C that is right for it.
+// parse_manifest and step_of on arbitrary text: a value that is written as it was read, or an error of one
+// line. The text is tried as it is, and as to_text() would lay it out, with the CRC-32C that is right for it.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -23,8 +24,7 @@ void parse(std::string_view text) {
     require(!read.error().message.empty() && read.error().message.find('\n') == std::string::npos);
     return;
   }
-  const auto again = muster::parse_manifest(muster::to_json(*read));
-  require(again.has_value() && *again == *read);
+  require(muster::to_text(*read) == text);
 }
 
 }  // namespace
@@ -32,11 +32,14 @@ void parse(std::string_view text) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   parse(text);
-  auto json = nlohmann::json::parse(text, nullptr, false);
+  // dump() goes as deep as the text.
+  auto json = std::count_if(text.begin(), text.end(), [](char c) { return c == '[' || c == '{'; }) < 100
+                  ? nlohmann::json::parse(text, nullptr, false)
+                  : nlohmann::json();
   if (json.is_object()) {
     json.erase("crc32c");
     json["crc32c"] = muster::crc32c(json.dump());
-    parse(json.dump());
+    parse(json.dump(2) + "\n");
   }
   const auto step = muster::step_of(text);
   require(!step || muster::step_name(*step) == text);

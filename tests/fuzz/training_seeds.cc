@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the seeds of fuzz_idx, fuzz_safetensors, fuzz_safetensors_header and fuzz_checkpoint_state: small files of
-// each shape. Usage: training_seeds <a folder for each, in this order>
+// Writes the seeds of fuzz_idx, fuzz_safetensors, fuzz_safetensors_header and fuzz_checkpoint_state: small
+// files of each shape. Usage: training_seeds <a folder for each, in this order>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -39,7 +39,8 @@ std::string idx(const std::vector<std::uint8_t>& dims) {
 
 int main(int argc, char** argv) {
   if (argc != 5) {
-    std::fprintf(stderr, "usage: training_seeds <idx corpus> <safetensors corpus> <header corpus> <state corpus>\n");
+    std::fprintf(stderr,
+                 "usage: training_seeds <idx corpus> <safetensors corpus> <header corpus> <state corpus>\n");
     return 2;
   }
   const std::string idx_folder = argv[1], file_folder = argv[2], header_folder = argv[3];
@@ -64,9 +65,10 @@ int main(int argc, char** argv) {
   }
   Manifest manifest{.model = "garment", .optimizer = "SGD"};
   manifest.files["model.safetensors"] = {1000, 0xE3069283};
-  good = good && write(std::string(argv[4]) + "/state", to_json(manifest)) &&
+  good = good && write(std::string(argv[4]) + "/state", to_text(manifest)) &&
          write(std::string(argv[4]) + "/name", step_name(1234));
   if (!good)
-    std::fprintf(stderr, "training_seeds: cannot write to %s, %s, %s or %s\n", argv[1], argv[2], argv[3], argv[4]);
+    std::fprintf(stderr, "training_seeds: cannot write to %s, %s, %s or %s\n", argv[1], argv[2], argv[3],
+                 argv[4]);
   return good ? 0 : 1;
 }

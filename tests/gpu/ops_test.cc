@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operations' CUDA forms: gradients against central differences, and a step of a residual network against
-// the CPU's.
+// the CPU's. Its checkpoint.
 #include <cmath>
 
+#include <muster/checkpoint.h>
 #include <muster/gradcheck.h>
 
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
+#include "tests/support/temporary_directory.h"
 #include "worker_runtime/device/device.h"
 
 using namespace muster;
@@ -159,5 +161,47 @@ TEST_CASE(
     const Step expected = step(*cpu, dtype), actual = step(compute, dtype);
     REQUIRE(difference(expected.output, actual.output) < tolerance);
     REQUIRE(difference(expected.buffers, actual.buffers) < tolerance);
+  }
+}
+
+TEST_CASE("a checkpoint that is written on a GPU is restored there and on the CPU, bit for bit") {
+  const test::TemporaryDirectory dir;
+  const Compute compute = gpu();
+  auto cpu = make_compute(DeviceType::kCpu);
+  REQUIRE_OK(cpu);
+  const auto group = make_single_group();
+  struct Run {
+    Result<nn::Model> model = residual(DType::kFloat32);
+    std::unique_ptr<AdamW> adamw;
+    std::unique_ptr<CheckpointManager> manager;
+
+    Run(const Compute& on, ProcessGroup& alone, const std::string& directory) {
+      Generator generator(5);
+      model->initialize(generator);
+      REQUIRE_OK(model->allocate(on));
+      adamw = *AdamW::create(*model, {});
+      auto made = CheckpointManager::create(directory, *model, *adamw, alone, {.model = "residual"});
+      REQUIRE_OK(made);
+      manager = *std::move(made);
+    }
+  };
+  Run saved(compute, *group, dir.path());
+  std::vector<float> grads(saved.model->arena_elements());
+  Generator(3).uniform(grads, -1, 1);
+  compute->copy_to_device(saved.model->grads(), grads.data(), grads.size() * sizeof(float));
+  saved.adamw->step();
+  const auto params = saved.model->read_params();
+  const auto optimizer = saved.adamw->read_state();
+  REQUIRE_OK(saved.manager->save({.step = 1}));
+  saved.adamw->step();
+  REQUIRE_OK(saved.manager->wait());
+  for (const Compute& on : {compute, *cpu}) {
+    Run restored(on, *group, dir.path());
+    const auto state = restored.manager->restore();
+    REQUIRE_OK(state);
+    REQUIRE((*state)->step == 1);
+    REQUIRE(restored.model->read_params() == params);
+    REQUIRE(restored.model->read_buffers() == saved.model->read_buffers());
+    REQUIRE(restored.adamw->read_state() == optimizer);
   }
 }

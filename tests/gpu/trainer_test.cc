@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trainer's captured steps on a GPU, alone and with gradients that two NCCL ranks average.
+#include <muster/worker.h>
+
 #include "tests/gpu/nccl_ranks.h"
 #include "tests/support/trainer_run.h"
 
@@ -38,11 +40,66 @@ TEST_CASE("a trainer that replays its steps on a GPU computes the same bits as o
 }
 
 TEST_CASE(
+    "a GPU trains on a loader's batches, copied beside its steps, to the bits of the resident data set") {
+  const TemporaryDirectory directory;
+  run(1, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 1));
+    const auto resident = train(member, false);
+    if (!resident) return text_of(resident.error());
+    for (const Feed feed : {Feed::kBytes, Feed::kFloats})
+      for (const bool capture : {false, true}) {
+        TrainerRun run;
+        STEP(run.start(member.kernels->device(), *member.group, capture, 8, feed));
+        const auto loaded = run.run();
+        if (!loaded) return text_of(loaded.error());
+        EXPECT(loaded->same_results(*resident));
+        EXPECT(loaded->num_replays == (capture ? TrainerRun::replays(1) : 0));
+      }
+    return "";
+  });
+}
+
+TEST_CASE(
     "trainers of two NCCL ranks that replay their steps compute the same bits as those that call them") {
   const TemporaryDirectory directory;
   run(2, [&](int rank) -> std::string {
     Member member;
     STEP(member.join(directory, rank, 2));
     return captured_equals_called(member, 2);
+  });
+}
+
+TEST_CASE("ranks take the GPUs that are named, or all hear which one is missing") {
+  const TemporaryDirectory directory;
+  run(2, [&](int rank) -> std::string {
+    const auto says = [](const auto& result, const std::string& words) {
+      return !result && result.error().message.find(words) != std::string::npos;
+    };
+    WorkerOptions options;
+    options.init_method =
+        "file://" + directory.file("meet") + "?rank=" + std::to_string(rank) + "&world_size=2";
+    options.device = "1,0";
+    {
+      const auto worker = start_worker(options);
+      if (gpu_count() < 2) {
+        EXPECT(says(worker, rank == 0 ? "rank 0 would take GPU 1 and sees 1" : "rank 0 has no GPU"));
+        return "";
+      }
+      if (!worker) return text_of(worker.error());
+      EXPECT(worker->context.group->backend() == "nccl");
+      EXPECT(describe(*worker).starts_with("2 ranks (nccl) on cuda"));
+    }
+    options.device = "0,9";
+    EXPECT(says(start_worker(options), rank == 1 ? "rank 1 would take GPU 9" : "rank 1 has no GPU"));
+    options.device = "0";
+    EXPECT(says(start_worker(options),
+                rank == 1 ? "is local rank 1, and 1 GPUs are named" : "rank 1 has no GPU"));
+    options.device = "auto";
+    options.backend = "tcp";
+    const auto on_cpu = start_worker(options);
+    if (!on_cpu) return text_of(on_cpu.error());
+    EXPECT(describe(*on_cpu).starts_with("2 ranks (tcp) on cpu"));
+    return "";
   });
 }

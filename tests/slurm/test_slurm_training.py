@@ -6,6 +6,7 @@ import re
 import pytest
 
 from cluster import NODES
+from image_folders import MISSING, make_image_folders
 from launcher_support import BIN, MUSTER
 
 GLOO = pathlib.Path(__file__).with_name("gloo_sum.py")
@@ -28,6 +29,18 @@ def test_fashion_mnist_trains_on_two_nodes_with_two_ranks_each(slurm):
     assert "4 ranks" in tasks.stdout
     # The same ranks in the same places learn the same.
     assert len(digests(agents, tasks)) == 1
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
+def test_imagenet_train_trains_under_srun_alone_and_with_agents(slurm, tmp_path):
+    images = make_image_folders(tmp_path)
+    train = [BIN / "imagenet_train", images, "--image-size=32", "-b5", "-p2", "--lr=0.01", "-j1", "--epochs=1", "--device=cpu"]
+    tasks = slurm.run("srun", "-N2", "-n2", *train)
+    assert tasks.returncode == 0, tasks.stderr
+    assert "2 ranks" in tasks.stdout and len(re.findall(r" \* Acc@1 ", tasks.stdout)) == 1
+    agents = slurm.muster(["-N2", "--ntasks-per-node=1"], "--nproc-per-node=1", *train)
+    assert agents.returncode == 0, agents.stderr
+    assert len(digests(tasks, agents)) == 1
 
 
 @pytest.mark.parametrize("srun, flags", [(["-N2", "--ntasks-per-node=1"], ["--nproc-per-node=1"]), (["-N2", "-n2"], ["--exec"])],

@@ -187,6 +187,7 @@ void check_cross_entropy(Kernels& subject, int batch, int classes, float smoothi
   LossTotals actual = download(subject, totals, 1)[0];
   REQUIRE(std::abs(actual.loss_sum - expected.loss_sum) <= 1e-6 * std::abs(expected.loss_sum));
   REQUIRE(actual.correct == expected.correct);
+  REQUIRE(actual.correct5 == expected.correct5);
   REQUIRE(actual.num_samples == expected.num_samples);
 
   args.dlogits = nullptr;

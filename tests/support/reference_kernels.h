@@ -140,6 +140,11 @@ class ReferenceKernels final : public Kernels {
       for (int c = 0; c < classes; ++c) target += spread * row[c];
       totals->loss_sum += std::log(sum) + *largest - target;
       totals->correct += largest - row == labels[n] ? 1 : 0;
+      std::vector<int> order(static_cast<std::size_t>(classes));
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(), [row](int a, int b) { return row[a] > row[b]; });
+      const auto first_five = order.begin() + std::min(classes, 5);
+      totals->correct5 += std::find(order.begin(), first_five, labels[n]) != first_five ? 1 : 0;
       if (dlogits == nullptr) continue;
       for (int c = 0; c < classes; ++c) {
         const double p = std::exp(static_cast<double>(row[c]) - *largest) / sum;

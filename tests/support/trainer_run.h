@@ -5,6 +5,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -29,6 +30,27 @@ inline ImageDataset striped_images(int size) {
   }
   return dataset;
 }
+
+/// The images as a program normalises them before they are batched, in the arithmetic of the device.
+struct FloatImages {
+  const ImageDataset* images;
+  bool fused;  // a multiplication and addition, as on the CPU
+
+  std::int32_t size() const { return images->size(); }
+  SampleLayout layout() const { return {.shape = {1, images->height, images->width}}; }
+  Result<void> get(std::int32_t index, SampleSlot& slot) const {
+    const auto count = static_cast<std::size_t>(images->image_elements());
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto value = static_cast<float>(images->images[static_cast<std::size_t>(index) * count + i]);
+      slot.f32()[i] = fused ? std::fma(value, static_cast<float>(1 / 127.5), -1.0F) : (value / 255.0F - 0.5F) / 0.5F;
+    }
+    *slot.label = images->labels[static_cast<std::size_t>(index)];
+    return {};
+  }
+};
+
+/// Where the batches come from: indices into a resident data set, or a loader.
+enum class Feed { kResident, kBytes, kFloats };
 
 class TrainerRun {
  public:
@@ -56,7 +78,10 @@ class TrainerRun {
     }
   };
 
-  Result<void> start(const Compute& compute, ProcessGroup& group, bool capture, int steps_per_replay = 8) {
+  Result<void> start(const Compute& compute, ProcessGroup& group, bool capture, int steps_per_replay = 8,
+                     Feed feed = Feed::kResident) {
+    feed_ = feed;
+    compute_ = compute;
     Generator generator(1);
     model_.initialize(generator);
     // Buckets of a layer or two.
@@ -64,11 +89,23 @@ class TrainerRun {
                          model_, compute, group, {.first_bucket_bytes = 1 << 10, .bucket_bytes = 1 << 14}));
     MUSTER_TRY(data_, DeviceDataset::upload(compute, images_));
     MUSTER_TRY(optimizer_, Sgd::create(model_, {.lr = 0.01F, .nesterov = true, .max_grad_norm = 1.0F}));
-    MUSTER_TRY(
-        trainer_,
-        Trainer::create(*ddp_, *optimizer_, data_,
-                        {.batch_size = kBatch, .capture = capture, .steps_per_replay = steps_per_replay}));
+    const TrainerOptions options{
+        .batch_size = kBatch, .capture = capture, .steps_per_replay = steps_per_replay};
+    if (feed == Feed::kResident) {
+      MUSTER_TRY(trainer_, Trainer::create(*ddp_, *optimizer_, data_, options));
+    } else {
+      MUSTER_TRY(trainer_, Trainer::create(*ddp_, *optimizer_, options));
+    }
     return {};
+  }
+
+  template <class S>
+  Result<std::unique_ptr<DataLoader>> loader(S sampler, int batch_size) {
+    const DataLoaderOptions options{
+        .batch_size = batch_size, .num_workers = 2, .prefetch = 3, .pin_memory = compute_};
+    floats_ = {&images_, stream_of(compute_) == nullptr};
+    if (feed_ == Feed::kFloats) return DataLoader::create(floats_, std::move(sampler), options);
+    return DataLoader::create(images_, std::move(sampler), options);
   }
 
   Result<void> epoch(int number) {
@@ -76,10 +113,20 @@ class TrainerRun {
     std::vector<std::int32_t> mine;
     for (int i = 0; i < samples(world); ++i)
       mine.push_back((i * 5 + number * 3) % kImages / world * world + ddp_->group().rank());
-    MUSTER_OK(trainer_->begin_epoch(mine));
-    for (std::int64_t step = 0; step < trainer_->steps_in_epoch(); ++step) {
+    std::unique_ptr<DataLoader> batches;
+    if (feed_ == Feed::kResident) {
+      MUSTER_OK(trainer_->begin_epoch(mine));
+    } else {
+      MUSTER_TRY(batches, loader(SubsetSampler(mine), kBatch));
+    }
+    for (int step = 0; step < steps_per_epoch(world); ++step) {
       trainer_->optimizer().set_lr(0.01F / (1.0F + 0.05F * static_cast<float>(steps_++)));
-      MUSTER_OK(trainer_->step());
+      if (batches == nullptr) {
+        MUSTER_OK(trainer_->step());
+        continue;
+      }
+      MUSTER_TRY(const Batch* const batch, batches->next());
+      MUSTER_OK(trainer_->step(*batch));
     }
     MUSTER_TRY(const Metrics metrics, trainer_->take_metrics());
     losses_.push_back(metrics.loss());
@@ -89,10 +136,17 @@ class TrainerRun {
   Result<Outcome> run() {
     for (int number = 0; number < kEpochs; ++number) {
       MUSTER_OK(epoch(number));
-      MUSTER_TRY(const Metrics metrics, trainer_->evaluate(data_, 7));
+      MUSTER_TRY(const Metrics metrics, evaluate());
       losses_.push_back(metrics.loss());
     }
     return outcome();
+  }
+
+  Result<Metrics> evaluate() {
+    if (feed_ == Feed::kResident) return trainer_->evaluate(data_, 7);
+    const ProcessGroup& group = ddp_->group();
+    MUSTER_TRY(const auto batches, loader(EvaluationSampler(kImages, group.rank(), group.world_size()), 7));
+    return trainer_->evaluate(*batches);
   }
 
   Outcome outcome() {
@@ -109,6 +163,9 @@ class TrainerRun {
 
  private:
   const ImageDataset images_ = striped_images(kImages);
+  FloatImages floats_{};
+  Feed feed_ = Feed::kResident;
+  Compute compute_;
   nn::Model model_ = nn::garment_classifier();
   std::unique_ptr<DistributedDataParallel> ddp_;
   DeviceDataset data_;

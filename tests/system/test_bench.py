@@ -8,6 +8,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+import ckpt  # noqa: E402
 import launch  # noqa: E402
 import launch_deaths  # noqa: E402
 import launch_memory  # noqa: E402
@@ -125,3 +126,13 @@ def test_an_agent_weighs_less_than_8_mb_with_a_secret_too(monkeypatch):
     with launch_memory.agents(2, 8, "--nnodes=2", "--rdzv-backend=c10d", endpoint) as pids:
         assert max(launch_memory.weight(pid)["rss"] for pid in pids) < 8192
         assert launch_memory.weight(launch_memory.guardian(pids[0]))["rss"] < 4096
+
+
+def test_what_a_checkpoint_costs_is_measured_against_the_disk_and_pytorch(tmp_path, capsys):
+    if not all((measure.ROOT / ".venv" / name).is_dir() for name in ("torch", "safetensors")):
+        pytest.skip("no current PyTorch or safetensors here: scripts/setup --full installs them")
+    assert ckpt.main(["--megabytes=8", "--rounds=2", f"--directory={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    for side in ("write and fsync", "muster", "torch.save 2.14", "safetensors save_file", "one memory copy"):
+        assert f"\n{side}" in shown, shown
+    assert list(tmp_path.iterdir()) == []

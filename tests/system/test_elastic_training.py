@@ -37,10 +37,10 @@ def newest(tmp_path):
     return tmp_path / "run" / (tmp_path / "run/LATEST").read_text().strip()
 
 
-def steps_left(trained, samples_per_step, world):
+def steps_left(trained, world):
     """Of an epoch of which so many samples are trained; each rank has equally many, rounded up."""
     of_rank = -(-(SAMPLES - trained) // world)
-    return -(-of_rank // (samples_per_step // world))
+    return -(-of_rank // BATCH)
 
 
 def begun_within(tmp_path):
@@ -49,10 +49,10 @@ def begun_within(tmp_path):
 
 
 def resumed(output):
-    """(epochs done, samples of the one begun) where the last world went on."""
-    within = re.findall(r"^resumed run within epoch (\d+), after (\d+) samples$", output, re.MULTILINE)
-    assert within, output
-    return int(within[-1][0]) - 1, int(within[-1][1])
+    """(epochs done, steps done) where the last world went on."""
+    found = re.findall(r"^resumed run in epoch (\d+) after step (\d+)$", output, re.MULTILINE)
+    assert found, output
+    return int(found[-1][0]) - 1, int(found[-1][1])
 
 
 def joined(it, flags):
@@ -79,15 +79,16 @@ def test_a_world_that_changes_within_an_epoch_leaves_out_no_sample_and_learns_as
     codes = change(it, ["--scale-lr"])
     output = it.out(0) + it.out(1)
     assert set(codes) == {0}, it.err(0) + it.err(1)
-    epoch, trained = resumed(output)
+    epoch, step = resumed(output)
     # Nothing beyond the checkpoint counts, and from there on each sample once: so many steps, no more and no fewer.
-    assert trained % (before * BATCH) == 0 and 0 < trained < SAMPLES
+    whole = steps_left(0, before)
+    trained = (step - epoch * whole) * before * BATCH
+    assert 0 <= trained < SAMPLES
     last = state(tmp_path)
-    steps = (epoch * steps_left(0, before * BATCH, before) + trained // (before * BATCH) + steps_left(trained, after * BATCH, after)
-             + (1 - epoch) * steps_left(0, after * BATCH, after))
+    steps = step + steps_left(trained, after) + (1 - epoch) * steps_left(0, after)
     assert (last["epoch"], last["epoch_samples"], last["step"], last["world_size"]) == (2, 0, steps, after)
     # The schedule is as far as if all its steps had been of the last world's size.
-    assert abs(last["schedule_step"] - 2 * steps_left(0, after * BATCH, after)) <= 2
+    assert abs(last["schedule_step"] - 2 * steps_left(0, after)) <= 2
     ours, theirs = (float(found(r"^test loss +([\d.]+)$", text)) for text in (output, uninterrupted(tmp_path)))
     assert abs(ours - theirs) < 0.1, (ours, theirs)
 

@@ -225,6 +225,12 @@ def test_on_a_terminal_a_bar_is_drawn_and_taken_away(bin_dir):
     (["--batch-size=0"], ["--batch-size"]),
     (["--epochs=many"], ["--epochs"]),
     (["--model=resnet"], ["--model"]),
+    (["--lr=nan"], ["--lr"]),
+    (["--seed=-1"], ["--seed"]),
+    (["--device=tpu"], ["'tpu'", "0,3"]),
+    (["--backend=mpi"], ["mpi", "nccl", "muster"]),
+    (["--backend=nccl", "--device=cpu"], ["nccl", "cpu"]),
+    (["--gpu-memory-fraction=1.5"], ["fraction"]),
 ])
 def test_a_wrong_flag_is_one_line(job, flags, words):
     one_line_error(job(*flags), 2, *words)
@@ -265,9 +271,9 @@ def test_a_checkpoint_of_another_model_names_the_first_tensor(job, tmp_path):
     path = tmp_path / "run"
     assert job("--epochs=1", "--batch-size=256", "--device=cpu", f"--checkpoint={path}").returncode == 0
     one_line_error(job("--model=mlp", "--device=cpu", f"--resume={path}"), 1, str(path), "'garment'", "'fc1.weight'")
-    one_line_error(job("--seed=9", "--device=cpu", f"--resume={path}"), 1, str(path), "--seed")
+    one_line_error(job("--seed=9", "--device=cpu", f"--resume={path}"), 2, str(path), "--seed")
     one_line_error(job("--optimizer=adamw", "--device=cpu", f"--resume={path}"), 1, str(path), "optimizer SGD", "AdamW")
-    one_line_error(job("--device=cpu", f"--checkpoint={path}"), 1, str(path), "another run's", "--resume")
+    one_line_error(job("--device=cpu", f"--checkpoint={path}"), 2, str(path), "another run's", "--resume")
     weights = path / "step-00000235/model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -295,7 +301,31 @@ def test_a_checkpoint_that_cannot_be_read_or_written_is_one_line(job, tmp_path):
     one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}/no/run"), 1, f"{tmp_path}/no")
     assert os.listdir(tmp_path) == []
     (tmp_path / "file").touch()
-    one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}/file"), 1, "not a directory")
+    one_line_error(job("--device=cpu", f"--checkpoint={tmp_path}/file"), 2, "not a directory")
+
+
+FULL = """
+mount -t tmpfs -o size=1m tmpfs run || exit 99
+"$@" --epochs=5 --checkpoint=run
+echo "status $?"
+ls run
+"$@" --epochs=1 --resume=run
+"""
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_what_was_saved_is_there(bin_dir, job, tmp_path):
+    (tmp_path / "run").mkdir()
+    train = ("--batch-size=256", "--device=cpu")
+    done = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL, "sh", bin_dir / "fashion_mnist", *train],
+                          cwd=tmp_path, env=environment(), text=True, capture_output=True, timeout=200, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"fashion_mnist: checkpoint step-00000705 of run: write run/\.tmp-\d+/\w+.safetensors: write: "
+                        r"No space left on device \(ENOSPC\)\n", done.stderr), done.stderr
+    first, rest = done.stdout.split("status 1\n")
+    assert rest.split()[:4] == ["BEST", "LATEST", "step-00000235", "step-00000470"]
+    # Of the two that fitted.
+    whole = job("--epochs=2", *train)
+    assert summary_of(rest)["sha256"] == summary_of(whole.stdout)["sha256"]
 
 
 def test_only_rank_0_must_be_able_to_write_the_checkpoint(ranks, tmp_path):
@@ -359,4 +389,25 @@ def test_logical_shards_make_the_number_of_ranks_irrelevant(job, ranks):
         assert [result.returncode for result in results] == [0] * world, results[0].stderr
         sums.add(summary_of(results[0].stdout)["sha256"])
     assert len(sums) == 1 and None not in sums
-    one_line_error(job("--logical-shards=6", "--device=cpu"), 1, "6 logical shards", "power of two")
+    one_line_error(job("--logical-shards=6", "--device=cpu"), 2, "6 logical shards", "power of two")
+
+
+def test_the_ranks_meet_as_the_notes_of_pytorch_say(ranks, tmp_path):
+    flags = ("--epochs=1", "--batch-size=256", "--device=cpu")
+    by_environment = summary_of(ranks(2, *flags)[0].stdout)["sha256"]
+    meet = f"file://{tmp_path}/meet"
+    results = ranks(2, *flags, "--backend=tcp", flags_of_rank={
+        rank: [f"--init-method={meet}?rank={rank}&world_size=2", f"--local_rank={rank}"] for rank in range(2)})
+    assert [result.returncode for result in results] == [0, 0], results
+    assert "2 ranks (tcp) on cpu" in results[0].stdout
+    assert summary_of(results[0].stdout)["sha256"] == by_environment
+
+
+def test_it_writes_events_for_tensorboard_and_a_trace_of_all_ranks(ranks, tmp_path):
+    results = ranks(2, "--epochs=1", "--batch-size=256", "--device=cpu", "--log-every=50", f"--log-dir={tmp_path}/events",
+                    f"--profile={tmp_path}/trace.json")
+    assert [result.returncode for result in results] == [0, 0], results
+    events, = (tmp_path / "events").iterdir()
+    assert all(tag in events.read_bytes() for tag in (b"train/loss", b"test/loss", b"test/accuracy"))
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in trace} == {0, 1} and any("conv1" in event["name"] for event in trace)

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 import gpu_bench  # noqa: E402
 import gpu_compare  # noqa: E402
+import gpu_train  # noqa: E402
 import measure  # noqa: E402
 
 CASES = [name for name, *_ in measure.gpu_cases("cpu")]
@@ -106,3 +107,13 @@ def test_without_a_gpu_a_bench_is_skipped(module, bin_dir, tmp_path, monkeypatch
         module.main([f"--build={bin_dir.parent}", f"--output={tmp_path}/result.json"])
     assert end.value.code == 77 and capsys.readouterr().out == "SKIP: no GPU here\n"
     assert os.listdir(tmp_path) == []
+
+
+def test_the_programs_train_in_every_precision_alone_and_as_two_ranks(bench):
+    code, rows = bench(gpu_train)
+    assert code == 0, rows
+    assert len(rows) == 14 and {row["status"] for row in rows.values()} == {"ok"}
+    assert all(row["accuracy"] > 50 and row["images_per_second"] > 0 for name, row in rows.items() if name.startswith("fashion"))
+    assert all(row["acc1"] > 0 for name, row in rows.items() if name.startswith("imagenet"))
+    bench.output.write_text(json.dumps({"machine": {}, "results": [{**row, "status": "failed"} for row in rows.values()]}))
+    code, rows = bench(gpu_train, "--resume", "--only=fashion_mnist float32, 1", build=bench.output.parent)

@@ -18,6 +18,8 @@ def installed(tmp_path_factory, build, root):
     shutil.move(base / "first", base / "prefix")  # an installed tree can be moved
     step("cmake", "-G", "Ninja", "-S", root / "tests/embed", "-B", base / "build", f"-DCMAKE_PREFIX_PATH={base}/prefix")
     step("cmake", "--build", base / "build")
+    step("cmake", "-G", "Ninja", "-S", base / "prefix/share/muster/examples", "-B", base / "examples", f"-DCMAKE_PREFIX_PATH={base}/prefix")
+    step("cmake", "--build", base / "examples")
     return base
 
 
@@ -63,6 +65,24 @@ def test_a_project_with_find_package_gathers_under_the_installed_launcher(instal
     done = run(installed / "prefix/bin/muster", "--standalone", "--nproc-per-node=3", installed / "build/embed_worker")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3: sum 6" for rank in range(3)]
+
+
+def test_the_installed_examples_are_a_project_that_trains_as_the_installed_programs_do(installed, run):
+    flags = ["--epochs=1", "--batch-size=256", "--device=cpu"]
+    launch = [installed / "prefix/bin/muster", "--standalone", "--nproc-per-node=2"]
+    sums = {run(*launch, folder / "fashion_mnist", *flags).stdout.split()[-1] for folder in (installed / "prefix/bin", installed / "examples")}
+    assert len(sums) == 1 and len(sums.pop()) == 64
+    done = run(installed / "examples/imagenet_train", installed / "none")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "none/train" in done.stderr
+    sources = (installed / "prefix/share/muster/examples").glob("*_*.cc")
+    assert {source.name for source in sources} == {"all_reduce.cc", "fashion_mnist.cc", "imagenet_train.cc", "muster_profile.cc"}
+
+
+@pytest.mark.parametrize("name", ["fashion_mnist", "imagenet_train"])
+def test_an_example_is_short_and_uses_installed_headers_alone(root, name):
+    lines = (root / f"worker_runtime/examples/{name}.cc").read_text().splitlines()
+    assert len(lines) < 250
+    assert not [line for line in lines if line.startswith('#include "')]
 
 
 def test_a_program_averages_its_own_gradients_without_a_model(installed, run):

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <muster/checkpoint.h>
-
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <future>
-#include <span>
 
 #include <fmt/format.h>
 
+#include <muster/checkpoint.h>
 #include <muster/safe_point.h>
 
+#include "rendezvous/base/env_contract.h"
 #include "worker_runtime/checkpoint/arena_tensors.h"
 #include "worker_runtime/checkpoint/step_directory.h"
 #include "worker_runtime/device/device.h"
@@ -29,12 +30,6 @@ struct Loaded {
   OptimizerState optimizer;
 };
 
-Result<void> check_count(const char* file, std::size_t tensors, std::size_t expected) {
-  if (tensors == expected) return {};
-  return fail(ErrorCode::kMismatch,
-              fmt::format("its {} has {} tensors, not {}", file, tensors, expected));
-}
-
 class DirectoryManager final : public CheckpointManager {
  public:
   DirectoryManager(std::string directory, nn::Model& model, Optimizer& optimizer, ProcessGroup& group,
@@ -50,6 +45,19 @@ class DirectoryManager final : public CheckpointManager {
     if (group_->rank() != 0 || options_.read_only) return {};
     if (auto prepared = prepare_checkpoints(directory_); !prepared)
       return fail("checkpoints", std::move(prepared).error());
+    append_tensors(files_[0].tensors, model_->parameters(), {model_->params(), model_->arena_elements()});
+    append_tensors(files_[0].tensors, model_->buffers(), {model_->buffer_arena(), model_->buffer_elements()});
+    for (std::size_t i = 0; i < optimizer_->arenas().size(); ++i)
+      append_tensors(files_[1].tensors, model_->parameters(),
+                     {optimizer_->arenas()[i], model_->arena_elements()},
+                     std::string(optimizer_->arena_names()[i]) + ".");
+    for (File& file : files_) {
+      // PyTorch's own loaders look for the format.
+      MUSTER_TRY(file.layout, safetensors::lay_out(file.tensors, {{"format", "pt"}}));
+      file.size_bytes = file.layout.header.size();
+      for (const auto& tensor : file.tensors) file.size_bytes += tensor.bytes.size();
+    }
+    // Before the first save waits for it: memory that is only asked for would be given page by page.
     writing_ = std::async(std::launch::async, [this] { return reserve(); });
     return {};
   }
@@ -57,6 +65,8 @@ class DirectoryManager final : public CheckpointManager {
   Result<void> save(const TrainingState& state, bool is_best) override {
     if (group_->rank() != 0) return {};
     MUSTER_OK(wait());
+    if (!std::isfinite(state.best_metric) || !std::isfinite(state.epoch_loss_sum))
+      return fail(ErrorCode::kInvalidArgument, "checkpoints: best_metric or epoch_loss_sum is not finite");
     if (options_.read_only)
       return fail(ErrorCode::kInvalidArgument, "checkpoints " + directory_ + ": they are only read");
     if (!is_mine_ && !restorable_steps(directory_).empty())
@@ -68,7 +78,7 @@ class DirectoryManager final : public CheckpointManager {
     writing_ = std::async(std::launch::async, [this, manifest = std::move(manifest), is_best] {
       return write(manifest, is_best);
     });
-    if (!safe_points_wanted()) return {};
+    if (std::getenv(std::string(env::kSafePointFile).c_str()) == nullptr) return {};
     MUSTER_OK(wait());
     announce_safe_point();
     return {};
@@ -84,16 +94,19 @@ class DirectoryManager final : public CheckpointManager {
 
   Result<std::optional<TrainingState>> restore() override {
     const bool reads = group_->rank() == 0;
-    MUSTER_OK(wait());
     Result<std::optional<Loaded>> found;
-    if (reads) found = load_newest();
+    if (auto idle = wait(); !idle)
+      found = fail(std::move(idle).error());
+    else if (reads)
+      found = load_newest();
     // What the others get: nothing (0 bytes), the manifest and then the arenas, or that rank 0 failed (-1).
-    std::string json = found && *found ? to_json((*found)->manifest) : "";
+    std::string json = found && *found ? to_text((*found)->manifest) : "";
     std::int64_t size = found ? static_cast<std::int64_t>(json.size()) : -1;
     HostCollectives host(*group_, model_->compute());
     MUSTER_OK(host.broadcast({&size, 1, DType::kInt64}, 0));
     if (!found) return fail(std::move(found).error());
-    if (size < 0) return fail(ErrorCode::kFailed, "checkpoints " + directory_ + ": rank 0 could not load one");
+    if (size < 0)
+      return fail(ErrorCode::kFailed, "checkpoints " + directory_ + ": rank 0 could not load one");
     is_mine_ = true;
     if (size == 0) return std::nullopt;
     json.resize(static_cast<std::size_t>(size));
@@ -113,41 +126,48 @@ class DirectoryManager final : public CheckpointManager {
     MUSTER_OK(share(loaded.params, model_->arena_elements()));
     MUSTER_OK(share(loaded.buffers, model_->buffer_elements()));
     for (auto& arena : loaded.optimizer.arenas) MUSTER_OK(share(arena, model_->arena_elements()));
-    return apply(loaded);
+    model_->write_params(loaded.params);
+    model_->write_buffers(loaded.buffers);
+    loaded.optimizer.steps = loaded.manifest.optimizer_steps;
+    loaded.optimizer.loss_scale = loaded.manifest.loss_scale;
+    loaded.optimizer.growth_tracker = loaded.manifest.growth_tracker;
+    optimizer_->write_state(loaded.optimizer);
+    model_->manual_seed(loaded.manifest.random_seed, loaded.manifest.random_step);
+    return loaded.manifest.training;
   }
 
  private:
-  std::size_t arena_bytes() const { return model_->arena_bytes(); }
-  std::size_t buffer_bytes() const { return model_->buffer_elements() * sizeof(float); }
-  std::size_t state_bytes() const {
-    return arena_bytes() * (1 + optimizer_->arenas().size()) + buffer_bytes();
-  }
-  /// Of the copy: the parameters, the optimizer's arenas, the buffers.
-  std::span<const float> copied(std::size_t arena) const {
-    const std::size_t elements = model_->arena_elements();
-    const bool last = arena > optimizer_->arenas().size();
-    return {static_cast<const float*>(memory_.get()) + arena * elements,
-            last ? model_->buffer_elements() : elements};
-  }
+  /// One that save() writes: where on the device its tensors are, and their copy on the host as the bytes of
+  /// the file.
+  struct File {
+    const char* name;
+    std::vector<safetensors::TensorView> tensors = {};
+    safetensors::Layout layout = {};
+    std::size_t size_bytes = 0;
+    std::shared_ptr<void> image = {};
+  };
 
-  /// Before the first save waits for it: memory that is only asked for would be given page by page.
   Result<void> reserve() {
-    MUSTER_TRY(memory_, model_->compute()->allocate_host(state_bytes()));
+    for (File& file : files_) {
+      MUSTER_TRY(file.image, model_->compute()->allocate_host(file.size_bytes));
+    }
     return {};
   }
 
   Result<Manifest> copy(const TrainingState& state) {
-    if (memory_ == nullptr) MUSTER_OK(reserve());
+    if (files_.back().image == nullptr) MUSTER_OK(reserve());
     const Compute& compute = model_->compute();
-    auto* to = static_cast<char*>(memory_.get());
-    const auto take = [&](const float* from, std::size_t bytes) {
-      compute->copy_to_host(to, from, bytes);
-      to += bytes;
-    };
-    take(model_->params(), arena_bytes());
-    for (const float* const arena : optimizer_->arenas()) take(arena, arena_bytes());
-    take(model_->buffer_arena(), buffer_bytes());
-    const OptimizerState optimizer = optimizer_->read_scalars();
+    for (const File& file : files_) {
+      auto* to = static_cast<char*>(file.image.get());
+      to = std::copy(file.layout.header.begin(), file.layout.header.end(), to);
+      for (const std::size_t i : file.layout.order) {
+        const std::string_view from = file.tensors[i].bytes;
+        compute->copy_to_host(to, from.data(), from.size());
+        to += from.size();
+      }
+    }
+    StepState optimizer;
+    compute->copy_to_host(&optimizer, optimizer_->step_state(), sizeof optimizer);
     const nn::RandomState random = model_->read_random_state();
     MUSTER_OK(compute->status());
     return Manifest{.model = options_.model,
@@ -162,20 +182,10 @@ class DirectoryManager final : public CheckpointManager {
 
   /// On a thread of its own.
   Result<void> write(const Manifest& manifest, bool is_best) const {
-    std::vector<safetensors::TensorView> model, optimizer;
-    append_tensors(model, model_->parameters(), copied(0));
-    const auto names = optimizer_->arena_names();
-    for (std::size_t i = 0; i < names.size(); ++i)
-      append_tensors(optimizer, model_->parameters(), copied(1 + i), std::string(names[i]) + ".");
-    append_tensors(model, model_->buffers(), copied(1 + names.size()));
-    // PyTorch's own loaders look for the format.
-    MUSTER_TRY(const safetensors::Layout model_layout, safetensors::lay_out(model, {{"format", "pt"}}));
-    MUSTER_TRY(const safetensors::Layout optimizer_layout,
-               safetensors::lay_out(optimizer, {{"format", "pt"}}));
-    auto written = write_step(directory_, manifest,
-                              {{kModelFile, safetensors::pieces_of(model, model_layout)},
-                               {kOptimizerFile, safetensors::pieces_of(optimizer, optimizer_layout)}},
-                              is_best, options_.keep);
+    StepFiles files;
+    for (const File& file : files_)
+      files[file.name] = {static_cast<const char*>(file.image.get()), file.size_bytes};
+    auto written = write_step(directory_, manifest, files, is_best, options_.keep);
     if (!written)
       return fail(fmt::format("checkpoint {} of {}", step_name(manifest.training.step), directory_),
                   std::move(written).error());
@@ -196,8 +206,8 @@ class DirectoryManager final : public CheckpointManager {
     if (!other.empty()) return fail(ErrorCode::kMismatch, other + "the tensors are alike");
     loaded.params = *std::move(params);
     MUSTER_TRY(loaded.buffers, read_arena(model, model_->buffers(), model_->buffer_elements()));
-    MUSTER_OK(check_count(kModelFile, model.tensors.size(),
-                          model_->parameters().size() + model_->buffers().size()));
+    if (model.tensors.size() != model_->parameters().size() + model_->buffers().size())
+      return fail(ErrorCode::kMismatch, "it has tensors that are none of the model's");
     if (manifest.optimizer != optimizer_->name())
       return fail(ErrorCode::kMismatch,
                   fmt::format("it is of optimizer {}, this run's is {}; continue with the one that wrote it",
@@ -208,8 +218,6 @@ class DirectoryManager final : public CheckpointManager {
                                         std::string(name) + "."));
       loaded.optimizer.arenas.push_back(std::move(arena));
     }
-    MUSTER_OK(check_count(kOptimizerFile, optimizer.tensors.size(),
-                          model_->parameters().size() * loaded.optimizer.arenas.size()));
     return loaded;
   }
 
@@ -222,8 +230,8 @@ class DirectoryManager final : public CheckpointManager {
         std::fprintf(stderr, "muster: %s; the run goes on from %s\n", first->message.c_str(),
                      step_name(step).c_str());
       if (loaded) return *std::move(loaded);
-      auto error = fail(fmt::format("checkpoint {} of {}", step_name(step), directory_),
-                        std::move(loaded).error());
+      auto error =
+          fail(fmt::format("checkpoint {} of {}", step_name(step), directory_), std::move(loaded).error());
       // Of another model: so are the others, most likely, and what is in them is no damage.
       if (error.value().code == ErrorCode::kMismatch) return error;
       if (!first) first = std::move(error).value();
@@ -232,26 +240,13 @@ class DirectoryManager final : public CheckpointManager {
     return std::nullopt;
   }
 
-  TrainingState apply(const Loaded& loaded) {
-    const Manifest& manifest = loaded.manifest;
-    model_->write_params(loaded.params);
-    model_->write_buffers(loaded.buffers);
-    OptimizerState state = loaded.optimizer;
-    state.steps = manifest.optimizer_steps;
-    state.loss_scale = manifest.loss_scale;
-    state.growth_tracker = manifest.growth_tracker;
-    optimizer_->write_state(state);
-    model_->manual_seed(manifest.random_seed, manifest.random_step);
-    return manifest.training;
-  }
-
   std::string directory_;
   nn::Model* model_;
   Optimizer* optimizer_;
   ProcessGroup* group_;
   CheckpointOptions options_;
-  bool is_mine_ = false;               // the directory was empty, or this run continues what is there
-  std::shared_ptr<void> memory_;       // the copy of the state, while writing_ runs the thread's
+  bool is_mine_ = false;  // the directory was empty, or this run continues what is there
+  std::array<File, 2> files_{{{kModelFile}, {kOptimizerFile}}};  // the thread's while writing_ runs
   std::future<Result<void>> writing_;  // the last member: its end is waited for first
 };
 
@@ -280,7 +275,8 @@ Result<std::unique_ptr<CheckpointManager>> CheckpointManager::create(const std::
                                                                      ProcessGroup& group,
                                                                      const CheckpointOptions& options) {
   if (options.keep < 1)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("keep {} checkpoints: it is at least 1", options.keep));
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("keep {} checkpoints: it is at least 1", options.keep));
   auto made = std::make_unique<DirectoryManager>(directory, model, optimizer, group, options);
   MUSTER_OK(made->start());
   return made;

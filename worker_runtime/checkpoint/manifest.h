@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Manifest: state.json of a checkpoint, as a value: where the run stands, and size and CRC-32C of the files
-// beside it. Its own CRC-32C is over the text without it. Pure; the text is treated as hostile.
+// beside it, and of its own text. Pure; the text is treated as hostile.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,10 @@
 #include <string_view>
 
 #include <muster/checkpoint.h>
-#include <muster/nn.h>
+
+#include "worker_runtime/core/atomic_file.h"
 
 namespace muster {
-
-struct FileSum {
-  std::uint64_t size_bytes = 0;
-  std::uint32_t crc32c = 0;
-  friend bool operator==(const FileSum&, const FileSum&) = default;
-};
 
 struct Manifest {
   std::string model, optimizer;  // their names
@@ -31,9 +26,9 @@ struct Manifest {
 };
 
 /// The names are UTF-8, the numbers finite.
-[[nodiscard]] std::string to_json(const Manifest& manifest);
+[[nodiscard]] std::string to_text(const Manifest& manifest);
 
-/// kCorrupt, in one line: no such object, a number out of range, or another CRC-32C.
-[[nodiscard]] Result<Manifest> parse_manifest(std::string_view json);
+/// kCorrupt, in one line: not a byte else than to_text() writes, no number out of range.
+[[nodiscard]] Result<Manifest> parse_manifest(std::string_view text);
 
 }  // namespace muster

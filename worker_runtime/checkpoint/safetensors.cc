@@ -2,7 +2,6 @@
 #include "worker_runtime/checkpoint/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <optional>
 #include <set>
@@ -43,117 +42,73 @@ std::optional<DType> dtype_of(std::string_view text) {
   return std::nullopt;
 }
 
-/// Follows the parser's events through the grammar. Where a token is expected is the state; every handler
-/// that does not fit the state refuses. Strings of a header are quoted in errors only up to a length.
+/// Follows the parser's events through the grammar: by depth, the key at hand and what an entry has so far.
+/// What does not fit is refused. Strings of a header are quoted in errors only up to a length.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   Header header;
   std::string error;
 
   bool start_object(std::size_t /*size*/) override {
-    switch (state_) {
-      case State::kStart:
-        state_ = State::kName;
-        return true;
-      case State::kEntry:
-        state_ = State::kField;
-        return true;
-      case State::kMetadata:
-        state_ = State::kMetadataName;
-        return true;
-      default:
-        return refuse("an object where none belongs");
-    }
+    if (depth_ == 2) return refuse("an object where none belongs");
+    ++depth_;
+    return true;
   }
   bool end_object() override {
-    if (state_ == State::kName) {
-      state_ = State::kEnd;
-      return true;
-    }
-    if (state_ == State::kField) {
-      if (!has_dtype_ || !has_shape_ || !has_offsets_) return refuse("it lacks dtype, shape or data_offsets");
+    if (depth_-- == 2 && entry_.name != kMetadataKey) {
+      if (fields_.size() != 3) return refuse("it lacks dtype, shape or data_offsets");
       header.entries.push_back(std::move(entry_));
     }
-    state_ = State::kName;
     return true;
   }
   bool key(std::string& text) override {
-    switch (state_) {
-      case State::kName:
-        if (!names_.insert(text).second) return refuse("the name '" + text.substr(0, 80) + "' appears twice");
-        entry_ = HeaderEntry{};
-        entry_.name = text;
-        has_dtype_ = has_shape_ = has_offsets_ = false;
-        state_ = text == kMetadataKey ? State::kMetadata : State::kEntry;
-        return true;
-      case State::kField:
-        if (text == "dtype" && !has_dtype_) {
-          state_ = State::kDType;
-          has_dtype_ = true;
-        } else if (text == "shape" && !has_shape_) {
-          state_ = State::kShape;
-          has_shape_ = true;
-        } else if (text == "data_offsets" && !has_offsets_) {
-          state_ = State::kOffsets;
-          has_offsets_ = true;
-        } else {
-          return refuse("unknown or repeated key '" + text.substr(0, 80) + "'");
-        }
-        return true;
-      case State::kMetadataName:
-        metadata_key_ = text;
-        state_ = State::kMetadataValue;
-        return true;
-      default:
-        return refuse("a key where none belongs");
+    key_ = text;
+    if (depth_ == 1) {
+      if (!names_.insert(text).second) return refuse("the name '" + text.substr(0, 80) + "' appears twice");
+      entry_ = {.name = text};
+      fields_.clear();
+    } else if (entry_.name != kMetadataKey) {
+      const bool known = text == "dtype" || text == "shape" || text == "data_offsets";
+      if (!known || !fields_.insert(text).second)
+        return refuse("unknown or repeated key '" + text.substr(0, 80) + "'");
     }
+    return true;
   }
   bool string(std::string& text) override {
-    if (state_ == State::kMetadataValue) {
-      if (!header.metadata.emplace(metadata_key_, text).second)
-        return refuse("the metadata '" + metadata_key_.substr(0, 80) + "' appears twice");
-      state_ = State::kMetadataName;
-      return true;
+    if (depth_ == 2 && entry_.name == kMetadataKey) {
+      if (header.metadata.emplace(key_, text).second) return true;
+      return refuse("the metadata '" + key_.substr(0, 80) + "' appears twice");
     }
-    if (state_ != State::kDType) return refuse("a string where none belongs");
+    if (depth_ != 2 || in_array_ || key_ != "dtype") return refuse("a string where none belongs");
     const std::optional<DType> dtype = dtype_of(text);
     if (!dtype) return refuse("unknown dtype '" + text.substr(0, 80) + "'");
     entry_.dtype = *dtype;
-    state_ = State::kField;
     return true;
   }
   bool start_array(std::size_t /*size*/) override {
-    if (state_ == State::kShape) {
-      state_ = State::kDim;
-    } else if (state_ == State::kOffsets) {
-      state_ = State::kOffset;
-      num_offsets_ = 0;
-    } else {
+    if (depth_ != 2 || in_array_ || entry_.name == kMetadataKey || key_ == "dtype")
       return refuse("an array where none belongs");
-    }
+    in_array_ = true;
+    numbers_.clear();
     return true;
   }
   bool end_array() override {
-    if (state_ == State::kOffset) {
-      if (num_offsets_ != 2) return refuse("data_offsets must be two numbers");
-      entry_.begin = offsets_[0];
-      entry_.end = offsets_[1];
+    in_array_ = false;
+    if (key_ == "shape") {
+      entry_.shape.assign(numbers_.begin(), numbers_.end());
+    } else {
+      if (numbers_.size() != 2) return refuse("data_offsets must be two numbers");
+      entry_.begin = numbers_[0];
+      entry_.end = numbers_[1];
     }
-    state_ = State::kField;
     return true;
   }
   bool number_unsigned(std::uint64_t value) override {
-    if (state_ == State::kDim) {
-      if (entry_.shape.size() == kMaxDims || value > std::uint64_t{std::numeric_limits<std::int64_t>::max()})
-        return refuse("its shape is too large");
-      entry_.shape.push_back(static_cast<std::int64_t>(value));
-      return true;
-    }
-    if (state_ == State::kOffset && num_offsets_ < 2) {
-      offsets_.at(num_offsets_++) = value;
-      return true;
-    }
-    return refuse("a number where none belongs");
+    if (!in_array_ || (key_ != "shape" && numbers_.size() == 2)) return refuse("a number where none belongs");
+    if (key_ == "shape" && (numbers_.size() == kMaxDims || value > std::numeric_limits<std::int64_t>::max()))
+      return refuse("its shape is too large");
+    numbers_.push_back(value);
+    return true;
   }
   bool number_integer(std::int64_t /*value*/) override { return refuse("a negative number"); }
   bool number_float(double /*value*/, const std::string& /*text*/) override {
@@ -169,22 +124,6 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  enum class State {
-    kStart,
-    kName,
-    kEntry,
-    kField,
-    kDType,
-    kShape,
-    kDim,
-    kOffsets,
-    kOffset,
-    kMetadata,
-    kMetadataName,
-    kMetadataValue,
-    kEnd
-  };
-
   bool refuse(const std::string& what) {
     error = (entry_.name.empty() ? "in its header: "
                                  : "in its header, at '" + entry_.name.substr(0, 80) + "': ") +
@@ -192,15 +131,12 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     return false;
   }
 
-  State state_ = State::kStart;
+  int depth_ = 0;
+  std::string key_;
   HeaderEntry entry_;
-  bool has_dtype_ = false;
-  bool has_shape_ = false;
-  bool has_offsets_ = false;
-  std::array<std::uint64_t, 2> offsets_{};
-  std::size_t num_offsets_ = 0;
-  std::string metadata_key_;
-  std::set<std::string> names_;
+  std::set<std::string> names_, fields_;
+  bool in_array_ = false;
+  std::vector<std::uint64_t> numbers_;
 };
 
 }  // namespace

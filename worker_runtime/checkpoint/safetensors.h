@@ -49,7 +49,7 @@ inline constexpr std::string_view kMetadataKey = "__metadata__";
 struct HeaderEntry {
   std::string name;
   DType dtype = DType::kFloat32;
-  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> shape = {};
   std::uint64_t begin = 0, end = 0;
 };
 struct Header {

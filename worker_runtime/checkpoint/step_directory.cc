@@ -13,7 +13,6 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 #include "worker_runtime/core/atomic_file.h"
 #include "worker_runtime/core/crc32c.h"
 
@@ -27,7 +26,6 @@ constexpr const char* kManifestFile = "state.json";
 constexpr const char* kTemporary = ".tmp-";
 constexpr std::size_t kMaxManifestBytes = std::size_t{1} << 20;
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{1} << 40;  // a larger file is no model's
-constexpr std::size_t kBlockBytes = std::size_t{8} << 20;
 
 std::vector<std::int64_t> steps_in(const std::string& root) {
   std::vector<std::int64_t> steps;
@@ -45,34 +43,13 @@ Result<void> remove_tree(const fs::path& path) {
   return {};
 }
 
-Result<FileSum> write_file(const std::string& path, const std::vector<std::string_view>& pieces) {
-  const UniqueFd file(
-      retry_eintr([&] { return ::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
-  if (!file) return fail(errno_error("create " + path, errno));
-  FileSum sum;
-  for (std::string_view rest : pieces)
-    while (!rest.empty()) {
-      const std::string_view block = rest.substr(0, kBlockBytes);
-      rest.remove_prefix(block.size());
-      sum.crc32c = crc32c(block, sum.crc32c);
-      if (auto written = write_all(file.get(), block); !written)
-        return fail("write " + path, std::move(written).error());
-      // The disk begins now; what it cannot do fsync will say.
-      if (block.size() == kBlockBytes)
-        (void)::sync_file_range(file.get(), static_cast<off64_t>(sum.size_bytes),
-                                static_cast<off64_t>(kBlockBytes), SYNC_FILE_RANGE_WRITE);
-      sum.size_bytes += block.size();
-    }
-  if (retry_eintr([&] { return ::fsync(file.get()); }) != 0) return fail(errno_error("fsync " + path, errno));
-  return sum;
-}
-
 /// The new directory takes the name, also where another of the same step has it.
 Result<void> publish(const std::string& made, const std::string& name) {
   if (::rename(made.c_str(), name.c_str()) == 0) return {};
   if (errno != EEXIST && errno != ENOTEMPTY)
     return fail(errno_error("rename " + made + " to " + name, errno));
-  if (::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0) return remove_tree(made);
+  if (::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0)
+    return remove_tree(made);
   // A file system that cannot exchange two names: between the next two calls the step is not there.
   MUSTER_OK(remove_tree(name));
   if (::rename(made.c_str(), name.c_str()) != 0)
@@ -84,10 +61,12 @@ Result<void> write_made(const std::string& made, Manifest& manifest, const StepF
   MUSTER_OK(remove_tree(made));  // of a process of the same number
   if (::mkdir(made.c_str(), 0777) != 0) return fail(errno_error("make " + made, errno));
   manifest.files.clear();
-  for (const auto& [name, pieces] : files) {
-    MUSTER_TRY(manifest.files[name], write_file(fmt::format("{}/{}", made, name), pieces));
+  for (const auto& [name, bytes] : files) {
+    MUSTER_TRY(manifest.files[name], write_new_file(fmt::format("{}/{}", made, name), {&bytes, 1}));
   }
-  MUSTER_OK(write_file(fmt::format("{}/{}", made, kManifestFile), {to_json(manifest)}));
+  const std::string text = to_text(manifest);
+  const std::string_view bytes = text;
+  MUSTER_OK(write_new_file(fmt::format("{}/{}", made, kManifestFile), {&bytes, 1}));
   return sync_directory(made);
 }
 
@@ -122,7 +101,7 @@ std::optional<std::int64_t> step_of(std::string_view name) {
 
 Result<void> prepare_checkpoints(const std::string& root) {
   if (::mkdir(root.c_str(), 0777) == 0)
-    MUSTER_OK(sync_directory(fs::absolute(root).parent_path().string()));
+    MUSTER_OK(sync_directory(fs::absolute(root).parent_path()));
   else if (errno != EEXIST)
     return fail(errno_error("make the directory " + root, errno));
   std::error_code error;
@@ -132,7 +111,8 @@ Result<void> prepare_checkpoints(const std::string& root) {
   if (::access(root.c_str(), W_OK | X_OK) != 0)
     return fail(errno_error("the directory " + root + " cannot be written", errno));
   for (fs::directory_iterator at(root, error), end; !error && at != end; at.increment(error))
-    if (at->path().filename().string().find(kTemporary) != std::string::npos) MUSTER_OK(remove_tree(at->path()));
+    if (at->path().filename().string().find(kTemporary) != std::string::npos)
+      MUSTER_OK(remove_tree(at->path()));
   return {};
 }
 

@@ -22,8 +22,8 @@ namespace muster {
 /// there.
 [[nodiscard]] Result<void> prepare_checkpoints(const std::string& root);
 
-/// File name to its bytes, piece by piece.
-using StepFiles = std::map<std::string, std::vector<std::string_view>>;
+/// File name to its bytes.
+using StepFiles = std::map<std::string, std::string_view>;
 
 /// root/step-<step of the manifest>, with the files' sums in its state.json; then LATEST, and BEST if asked
 /// for; then all are removed but the last `keep` up to this step, and the best. On an error before LATEST was

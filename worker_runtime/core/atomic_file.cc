@@ -1,88 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/core/atomic_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <fcntl.h>
+#include <filesystem>
+#include <future>
 #include <unistd.h>
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
+#include "worker_runtime/core/crc32c.h"
 
 namespace muster {
 namespace {
 
-std::string directory_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
+constexpr std::size_t kBlockBytes = std::size_t{8} << 20, kPageBytes = 4096;
+
+Result<void> sync(const UniqueFd& file, const std::string& path) {
+  if (retry_eintr([&] { return ::fsync(file.get()); }) != 0) return fail(errno_error("fsync " + path, errno));
+  return {};
 }
 
-/// The new file while it is being written: unnamed, or named path.tmp-<pid>. Removed unless it was renamed.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& path) : name_(path + ".tmp-" + std::to_string(::getpid())) {}
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    if (named_) ::unlink(name_.c_str());
-  }
-
-  Result<void> create(const std::string& directory) {
-    fd_.reset(retry_eintr([&] { return ::open(directory.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666); }));
-    if (fd_) return {};
-    // EOPNOTSUPP and EISDIR: a file system or kernel without unnamed files. Other errors come again below.
-    ::unlink(name_.c_str());
-    fd_.reset(
-        retry_eintr([&] { return ::open(name_.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
-    if (!fd_) return fail(errno_error("create " + name_, errno));
-    named_ = true;
-    return {};
-  }
-  [[nodiscard]] int fd() const { return fd_.get(); }
-
-  Result<void> rename_to(const std::string& path) {
-    if (!named_) {
-      // A name left by a process of the same id that was killed in this very place.
-      ::unlink(name_.c_str());
-      const std::string self = "/proc/self/fd/" + std::to_string(fd_.get());
-      if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name_.c_str(), AT_SYMLINK_FOLLOW) != 0)
-        return fail(errno_error("link " + name_, errno));
-      named_ = true;
+/// Large ones past the page cache, which costs the processor as much as a copy of them, where the file system
+/// can and memory and place in the file are aligned.
+Result<void> write_piece(int file, std::string_view bytes) {
+  const bool aligned = reinterpret_cast<std::uintptr_t>(bytes.data()) % kPageBytes == 0 &&
+                       ::lseek(file, 0, SEEK_CUR) % static_cast<off_t>(kPageBytes) == 0;
+  if (bytes.size() >= kBlockBytes && aligned && ::fcntl(file, F_SETFL, O_DIRECT) == 0) {
+    while (bytes.size() >= kPageBytes) {
+      const std::size_t whole = std::min(bytes.size() - bytes.size() % kPageBytes, kBlockBytes);
+      const ssize_t n = retry_eintr([&] { return ::write(file, bytes.data(), whole); });
+      if (n <= 0) break;  // what is wrong shows below
+      bytes.remove_prefix(static_cast<std::size_t>(n));
     }
-    if (::rename(name_.c_str(), path.c_str()) != 0)
-      return fail(errno_error("rename " + name_ + " to " + path, errno));
-    named_ = false;
-    return {};
+    if (::fcntl(file, F_SETFL, 0) != 0) return fail(errno_error("fcntl", errno));
   }
-
- private:
-  std::string name_;
-  UniqueFd fd_;
-  bool named_ = false;
-};
+  return write_all(file, bytes);
+}
 
 }  // namespace
 
-Result<void> write_file_atomically(const std::string& path, std::span<const std::string_view> pieces) {
-  const std::string directory = directory_of(path);
-  TemporaryFile file(path);
-  MUSTER_OK(file.create(directory));
+Result<FileSum> write_new_file(const std::string& path, std::span<const std::string_view> pieces) {
+  const UniqueFd file(
+      retry_eintr([&] { return ::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666); }));
+  if (!file) return fail(errno_error("create " + path, errno));
+  FileSum sum;
+  for (const std::string_view piece : pieces) sum.size_bytes += piece.size();
+  // Beside the disk, where it is worth a thread.
+  auto crc = std::async(sum.size_bytes < kBlockBytes ? std::launch::deferred : std::launch::async, [&] {
+    std::uint32_t all = 0;
+    for (const std::string_view piece : pieces) all = crc32c(piece, all);
+    return all;
+  });
   for (const std::string_view piece : pieces)
-    if (auto written = write_all(file.fd(), piece); !written)
+    if (auto written = write_piece(file.get(), piece); !written)
       return fail("write " + path, std::move(written).error());
-  if (retry_eintr([&] { return ::fsync(file.fd()); }) != 0) return fail(errno_error("fsync " + path, errno));
-  MUSTER_OK(file.rename_to(path));
-  return sync_directory(directory);
+  sum.crc32c = crc.get();
+  MUSTER_OK(sync(file, path));
+  return sum;
 }
 
 Result<void> sync_directory(const std::string& directory) {
-  const UniqueFd dir(
+  const UniqueFd file(
       retry_eintr([&] { return ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  if (!dir) return fail(errno_error("open " + directory, errno));
-  if (retry_eintr([&] { return ::fsync(dir.get()); }) != 0)
-    return fail(errno_error("fsync " + directory, errno));
-  return {};
+  if (!file) return fail(errno_error("open " + directory, errno));
+  return sync(file, directory);
+}
+
+Result<void> write_file_atomically(const std::string& path, std::span<const std::string_view> pieces) {
+  const std::string made = path + ".tmp-" + std::to_string(::getpid());
+  ::unlink(made.c_str());  // of a process of the same number
+  Result<void> done;
+  if (auto written = write_new_file(made, pieces); !written) done = fail(std::move(written).error());
+  if (done && ::rename(made.c_str(), path.c_str()) != 0)
+    done = fail(errno_error("rename " + made + " to " + path, errno));
+  if (!done) {
+    ::unlink(made.c_str());
+    return done;
+  }
+  return sync_directory(std::filesystem::absolute(path).parent_path());
 }
 
 }  // namespace muster

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CRC-32C (Castagnoli), by the processor's instruction on x86-64 with SSE 4.2 (Boost.CRC takes thirty times as
-// long), elsewhere by a table. Source: RFC 3720, appendix B.4.
+// CRC-32C (Castagnoli), by the processor's instruction on x86-64 with SSE 4.2 (Boost.CRC takes thirty times
+// as long), elsewhere by a table. Source: RFC 3720, appendix B.4.
 #pragma once
 
 #include <cstdint>

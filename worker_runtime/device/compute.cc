@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
 #include <cstring>
-#include <sys/mman.h>
 
 #include <fmt/format.h>
 
 #include <muster/compute.h>
 
 #include "worker_runtime/device/cpu/cpu_device.h"
+#include "worker_runtime/device/tracer.h"
 #ifdef MUSTER_HAS_CUDA
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
@@ -34,14 +34,25 @@ Result<void> Device::claim(std::size_t size_bytes) {
 }
 
 Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
-  constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  const std::size_t rounded = (size_bytes / kHugePage + 1) * kHugePage;
-  const std::shared_ptr<void> memory(std::aligned_alloc(kHugePage, rounded), &std::free);
+  constexpr std::size_t kPage = 4096;
+  const std::shared_ptr<void> memory(std::aligned_alloc(kPage, (size_bytes / kPage + 1) * kPage), &std::free);
   if (memory == nullptr)
     return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
-  (void)::madvise(memory.get(), rounded, MADV_HUGEPAGE);
   std::memset(memory.get(), 0, size_bytes);
   return memory;
+}
+
+void TraceRange::start(Device& device, std::string_view name, std::string_view category) {
+  device_ = &device;
+  name_ = name;
+  category_ = category;
+  device.push_range(std::string(name).c_str());
+  begin_ = std::chrono::steady_clock::now();
+}
+
+void TraceRange::finish() {
+  tracer_->events.push_back({std::string(name_), category_, begin_, std::chrono::steady_clock::now()});
+  device_->pop_range();
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {

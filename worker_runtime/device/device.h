@@ -18,6 +18,8 @@
 
 namespace muster {
 
+struct Tracer;
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -66,6 +68,13 @@ class Device {
   /// nullptr where the device reads the host's memory (CPU).
   [[nodiscard]] virtual std::unique_ptr<CopyStream> make_copy_stream() { return nullptr; }
 
+  /// Where the steps' ranges go (tracer.h); nullptr: nowhere.
+  [[nodiscard]] Tracer* tracer() const { return tracer_; }
+  void set_tracer(Tracer* tracer) { tracer_ = tracer; }
+  /// Opens and closes a range in the tools of the device's vendor (NVTX).
+  virtual void push_range(const char* /*name*/) {}
+  virtual void pop_range() {}
+
  protected:
   Device() = default;
   explicit Device(const ComputeOptions& options) : options_(options) {}
@@ -74,6 +83,7 @@ class Device {
 
  private:
   ComputeOptions options_;
+  Tracer* tracer_ = nullptr;
   std::optional<std::size_t> cap_bytes_;
   std::size_t claimed_bytes_ = 0;
 };

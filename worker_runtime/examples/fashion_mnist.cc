@@ -34,7 +34,7 @@ struct Arguments {
 };
 
 void add_options(CLI::App& app, Arguments& args) {
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->take_last()->always_capture_default();
   const auto add = [&app](const char* flag, auto& value, const char* help) {
     return app.add_option(flag, value, help);
   };

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <set>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -39,7 +40,7 @@ struct Arguments {
 };
 
 void add_options(CLI::App& app, Arguments& args) {
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->take_last()->always_capture_default();
   const auto add = [&app](const char* flag, auto& value, const char* help) {
     return app.add_option(flag, value, help);
   };
@@ -81,12 +82,6 @@ void add_options(CLI::App& app, Arguments& args) {
   });
 }
 
-/// What --skip-corrupt has passed over, each image once.
-void report_corrupt(const ImageFolder& folder, std::size_t& reported) {
-  for (const auto corrupt = folder.corrupt(); reported < corrupt.size(); ++reported)
-    std::fprintf(stderr, "imagenet_train: note: skipped %s\n", corrupt[reported].c_str());
-}
-
 /// The exit code.
 Result<int> train(const Arguments& args) {
   using namespace transforms;
@@ -124,36 +119,37 @@ Result<int> train(const Arguments& args) {
   MUSTER_TRY(auto run, resume(model, *optimizer, group, args.run));
   auto& [checkpoints, state] = run;
 
-  MUSTER_TRY(auto sampler, DistributedSampler::create({.num_samples = train_set.size(),
-                                                       .rank = context.rank,
-                                                       .world_size = context.world_size,
-                                                       .seed = state.seed}));
+  SamplerOptions order{train_set.size(), context.rank, context.world_size};
+  order.seed = state.seed;
+  MUSTER_TRY(const auto sampler, DistributedSampler::create(order));
   const EvaluationSampler val_sampler(val_set.size(), context.rank, context.world_size);
-  const DataLoaderOptions loading{.batch_size = args.run.batch_size,
-                                  .num_workers = args.workers,
-                                  .pin_memory = compute,
-                                  .seed = state.seed};
+  DataLoaderOptions loading{.batch_size = args.run.batch_size, .num_workers = args.workers};
+  loading.pin_memory = compute;
+  loading.seed = state.seed;
   MUSTER_TRY(const auto train_loader, DataLoader::create(train_set, sampler, loading));
   MUSTER_TRY(const auto val_loader, DataLoader::create(val_set, val_sampler, loading));
 
-  std::size_t skipped_train = 0, skipped_val = 0;
+  std::set<std::string> skipped;
+  const auto report_skipped = [&] {
+    for (const ImageFolder* const folder_of : {&train_set, &val_set})
+      for (const std::string& image : folder_of->corrupt())
+        if (skipped.insert(image).second)
+          std::fprintf(stderr, "imagenet_train: note: skipped %s\n", image.c_str());
+  };
   ProgressBar bar(stdout, context.rank == 0);
   bar.print("%s, %d classes, %d images to train on, %d to evaluate on, %s, batch %d per rank, seed %lu",
             args.run.model.c_str(), classes, train_set.size(), val_set.size(), describe(worker).c_str(),
             args.run.batch_size, state.seed);
   if (args.evaluate) {
     MUSTER_TRY(const Metrics val, trainer->evaluate(*val_loader));
-    report_corrupt(val_set, skipped_val);
+    report_skipped();
     bar.print(" * Acc@1 %.3f Acc@5 %.3f  loss %.4f", 100 * val.accuracy(), 100 * val.accuracy5(), val.loss());
     return 0;
   }
   const std::int64_t steps = train_loader->size();
-  if (state.step > 0) {
+  if (state.step == 0) state.epoch = args.start_epoch;
+  if (state.step > 0)
     bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
-  } else {
-    state.epoch = args.start_epoch;
-    state.schedule_step = args.start_epoch * steps;
-  }
   MUSTER_TRY(const auto preemption, Preemption::create(context));
   std::unique_ptr<SummaryWriter> writer;
   if (context.rank == 0 && !args.log_dir.empty()) {
@@ -182,14 +178,14 @@ Result<int> train(const Arguments& args) {
     while (!stop) {
       MUSTER_TRY(const Batch* const batch, next_batch());
       if (batch == nullptr) break;
-      optimizer->set_lr(step_lr(args.sgd.lr, state.schedule_step, 30 * steps) *
-                        warm_up_factor(state.schedule_step, args.warmup_epochs * steps));
+      const std::int64_t at = state.epoch * steps + step;
+      optimizer->set_lr(step_lr(args.sgd.lr, at, 30 * steps) *
+                        warm_up_factor(at, args.warmup_epochs * steps));
       MUSTER_OK(trainer->step(*batch));
       MUSTER_TRY(stop, preemption->should_stop());
       if (profiler && !profiler->is_done()) MUSTER_OK(profiler->step());
       ++step;
       ++state.step;
-      ++state.schedule_step;
       bar.update(step);
       if (step % args.print_freq != 0 && step < steps && !stop) continue;
       MUSTER_TRY(const Metrics window, trainer->take_metrics());
@@ -198,18 +194,14 @@ Result<int> train(const Arguments& args) {
       epoch += window;
       state.epoch_samples = epoch.num_samples;
       state.epoch_loss_sum = epoch.loss_sum;
-      bar.interval({.loss = window.loss(),
-                    .images = window.num_samples,
-                    .lr = optimizer->lr(),
-                    .data_time = train_loader->wait_time()});
+      bar.interval({window.loss(), window.num_samples, optimizer->lr(), train_loader->wait_time()});
       if (writer) writer->add_scalar("train/loss", window.loss(), state.step);
       if (writer) writer->add_scalar("train/lr", optimizer->lr(), state.step);
     }
     bar.clear();
     if (step < steps) break;  // preempted
     MUSTER_TRY(const Metrics val, trainer->evaluate(*val_loader));
-    report_corrupt(train_set, skipped_train);
-    report_corrupt(val_set, skipped_val);
+    report_skipped();
     const bool is_best = state.end_epoch(val.accuracy());
     bar.print("epoch %ld/%d  train loss %.4f  val loss %.4f  * Acc@1 %.3f Acc@5 %.3f%s", state.epoch,
               args.epochs, epoch.loss(), val.loss(), 100 * val.accuracy(), 100 * val.accuracy5(),
@@ -228,8 +220,7 @@ Result<int> train(const Arguments& args) {
     bar.print("preempted in epoch %ld after step %ld; %s%s", state.epoch + 1, state.step,
               checkpoints ? "go on with --resume=" : "nothing saved, for want of --checkpoint",
               args.run.checkpoint.c_str());
-  else
-    bar.print("best Acc@1 %.3f (epoch %ld)", 100 * state.best_metric, state.best_epoch);
+  bar.print("best Acc@1 %.3f (epoch %ld)", 100 * state.best_metric, state.best_epoch);
   bar.print("parameters sha256 %s", nn::parameters_sha256(model).c_str());
   return !preempted ? 0 : checkpoints ? kExitPreempted : 128 + SIGTERM;
 }

@@ -25,12 +25,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBetweenWrites{1};
 
-/// nullptr: the launcher did not ask for it.
-const char* safe_point_file() {
-  const char* const path = std::getenv(std::string(env::kSafePointFile).c_str());
-  return path == nullptr || *path == '\0' ? nullptr : path;
-}
-
 }  // namespace
 
 class Progress::Page {
@@ -186,13 +180,9 @@ void Progress::pause(Phase phase) {
   page_->moved(true, true);
 }
 
-bool safe_points_wanted() {
-  return safe_point_file() != nullptr;
-}
-
 void announce_safe_point(std::chrono::milliseconds patience) {
-  const char* const path = safe_point_file();
-  if (path == nullptr) return;
+  const char* const path = std::getenv(std::string(env::kSafePointFile).c_str());
+  if (path == nullptr || *path == '\0') return;
   const UniqueFd removal(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
   UniqueFd file(::open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666));
   if (!file) return;

@@ -6,7 +6,7 @@
 
 #include <muster/check.h>
 
-#include "worker_runtime/device/device.h"
+#include "worker_runtime/device/tracer.h"
 #include "worker_runtime/optim/update.h"
 
 namespace muster {
@@ -95,6 +95,7 @@ void Optimizer::send() const {
 }
 
 void Optimizer::step(float grad_scale) {
+  const TraceRange range(*model_->compute(), "optimizer", "optimizer");
   prepare(grad_scale);
   model_->compute()->enqueue_call(*this, [](const Optimizer& self) { self.run(); });
 }
@@ -126,15 +127,11 @@ void Optimizer::run() const {
   if (state_->found_inf == 0) (void)update(work);
 }
 
-OptimizerState Optimizer::read_scalars() const {
-  StepState state;
-  model_->compute()->copy_to_host(&state, state_, sizeof state);
-  return {{}, state.steps, state.loss_scale, state.growth_tracker};
-}
-
 OptimizerState Optimizer::read_state() const {
   const Compute& compute = model_->compute();
-  OptimizerState saved = read_scalars();
+  StepState state;
+  compute->copy_to_host(&state, state_, sizeof state);
+  OptimizerState saved{{}, state.steps, state.loss_scale, state.growth_tracker};
   for (const float* const arena : arenas_) {
     saved.arenas.emplace_back(model_->arena_elements());
     compute->copy_to_host(saved.arenas.back().data(), arena, model_->arena_bytes());

@@ -10,12 +10,13 @@
 #include <muster/gradient_reducer.h>
 #include <muster/state_dict.h>
 #include <muster/trainer.h>
+#include <muster/worker.h>
 
 #include "tests/support/catch.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/trainer_run.h"
-#include "worker_runtime/device/device.h"
 #include "worker_runtime/checkpoint/safetensors.h"
+#include "worker_runtime/device/device.h"
 
 using namespace muster;
 using nn::Value;
@@ -295,4 +296,32 @@ TEST_CASE("a memory fraction caps what parameters, gradients and activations tak
   CHECK(text.ends_with("allows are in use; use a smaller batch or model, or a larger fraction"));
   nn::Model second = nn::mlp();
   CHECK(DistributedDataParallel::create(second, training, *group).error().code == ErrorCode::kExhausted);
+}
+
+TEST_CASE("a worker's backend and device are names that are known and go together") {
+  const auto named = [](std::string backend, std::string device) {
+    WorkerOptions options;
+    options.backend = std::move(backend);
+    options.device = std::move(device);
+    return options.check();
+  };
+  for (const char* const backend : {"auto", "shm", "tcp", "gloo"})
+    for (const char* const device : {"auto", "cpu"}) REQUIRE_OK(named(backend, device));
+  for (const char* const device : {"auto", "cuda", "0", "3,0,12"}) REQUIRE_OK(named("nccl", device));
+  for (const char* const device : {"", "tpu", "0,", ",1", "0,0", "-1", "1;2", "0x1", "99999999999"}) {
+    const auto refused = named("auto", device);
+    REQUIRE_FALSE(refused);
+    REQUIRE(refused.error().message ==
+            "device '" + std::string(device) +
+                "': not auto, cpu, cuda or a list of different GPU numbers as 0,3");
+  }
+  REQUIRE_FALSE(named("nccl", "cpu"));
+  for (const char* const backend : {"shm", "tcp", "gloo"}) REQUIRE_FALSE(named(backend, "0,1"));
+  REQUIRE(
+      named("mpi", "auto").error().message.find("start the program with muster or srun instead of mpirun") !=
+      std::string::npos);
+  REQUIRE(named("smh", "auto").error().message == "backend 'smh': not auto, shm, tcp, nccl or gloo");
+  WorkerOptions options;
+  options.compute.memory_fraction = std::nan("");
+  REQUIRE_FALSE(options.check());
 }

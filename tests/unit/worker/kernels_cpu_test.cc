@@ -275,6 +275,7 @@ TEST_CASE(
             REQUIRE(difference(out.values(), dlogits) < 1e-6);
             REQUIRE(std::abs(mine.loss_sum - totals.loss_sum) <= 1e-6 * std::abs(totals.loss_sum));
             REQUIRE(mine.correct == totals.correct);
+            REQUIRE(mine.correct5 == totals.correct5);
             REQUIRE(out.intact());
             const double once = mine.loss_sum;
             kernels->cross_entropy({in.data(), labels.data(), batch, classes, nullptr}, &mine);

@@ -119,7 +119,8 @@ TEST_CASE("evaluation ranges cover every sample exactly once and differ by at mo
 TEST_CASE("the rest of an epoch that another world began is dealt out, each sample once") {
   constexpr std::int32_t kSamples = 103;
   const auto of = [](int rank, int world, std::int64_t trained) {
-    auto sampler = DistributedSampler::create({.num_samples = kSamples, .rank = rank, .world_size = world, .seed = 5});
+    auto sampler =
+        DistributedSampler::create({.num_samples = kSamples, .rank = rank, .world_size = world, .seed = 5});
     REQUIRE_OK(sampler);
     sampler->set_epoch(2);
     REQUIRE_OK(sampler->start_at(trained));
@@ -133,7 +134,8 @@ TEST_CASE("the rest of an epoch that another world began is dealt out, each samp
         std::vector<int> seen(kSamples);
         for (int rank = 0; rank < before; ++rank) {
           const auto indices = of(rank, before, 0);
-          for (int i = 0; i < steps; ++i) ++seen[static_cast<std::size_t>(indices[static_cast<std::size_t>(i)])];
+          for (int i = 0; i < steps; ++i)
+            ++seen[static_cast<std::size_t>(indices[static_cast<std::size_t>(i)])];
         }
         std::int64_t rest = 0;
         for (int rank = 0; rank < after; ++rank)

@@ -80,6 +80,25 @@ TEST_CASE("captured steps train to the same bits as called ones, tail batch and 
   REQUIRE(tape->records == 2);  // one of each batch size, though each step has a learning rate of its own
 }
 
+TEST_CASE("batches of a loader, called or captured, train to the same bits as the resident data set") {
+  const auto single = make_single_group();
+  std::vector<Outcome> outcomes;
+  for (const Feed feed : {Feed::kResident, Feed::kBytes, Feed::kFloats})
+    for (const bool capture : {false, true}) {
+      const auto tape = std::make_shared<Tape>();
+      RecordingGroup group(*single, tape);
+      TrainerRun run;
+      REQUIRE_OK(run.start(recording(tape), group, capture, 8, feed));
+      const auto outcome = run.run();
+      REQUIRE_OK(outcome);
+      REQUIRE(outcome->num_replays == (capture ? TrainerRun::replays(1) : 0));
+      REQUIRE(tape->records == (capture ? 2 : 0));
+      REQUIRE((run.trainer().step_time().count() > 0) == (feed != Feed::kResident));
+      outcomes.push_back(*outcome);
+    }
+  for (const Outcome& outcome : outcomes) REQUIRE(outcome.same_results(outcomes.front()));
+}
+
 TEST_CASE("captured steps of two ranks reduce their gradients as called ones do") {
   TwoRanks ranks;
   ranks.run();

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include <muster/trainer.h>
@@ -134,4 +136,80 @@ TEST_CASE("a data set that does not fit the model, and a sample outside of it, a
       job.trainer->evaluate(small).error().message ==
       "the data set's images have 392 pixels, the model takes (1, 28, 28) of 784; make the model for images "
       "of this size");
+}
+
+TEST_CASE("a loader's batch that does not fit the model is refused, and the first five answers are counted") {
+  ImageDataset dataset = striped_images(40);
+  const auto group = make_single_group();
+  Job job;
+  REQUIRE_OK(job.start(dataset, *group, 4));
+  const auto loader = DataLoader::create(dataset, SequentialSampler(40), {.batch_size = 16, .num_workers = 1});
+  REQUIRE_OK(loader);
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    const auto metrics = job.trainer->evaluate(**loader);
+    REQUIRE_OK(metrics);
+    REQUIRE(metrics->num_samples == 40);
+    // The reference: outputs that are above the label's.
+    std::int64_t first = 0, five = 0;
+    (*loader)->set_epoch(0);
+    while (const Batch* const batch = *(*loader)->next()) {
+      const nn::Plan* const plan = *job.model.plan(batch->size(), nn::Mode::kInference);
+      for (int i = 0; i < 784 * batch->size(); ++i)
+        plan->input()[i] = std::fma(batch->inputs.dtype == DType::kUInt8
+                                        ? static_cast<float>(static_cast<std::uint8_t*>(batch->inputs.data)[i])
+                                        : 0.0F,
+                                    static_cast<float>(1 / 127.5), -1.0F);
+      plan->forward();
+      for (int n = 0; n < batch->size(); ++n) {
+        const float* const row = plan->output() + 10 * n;
+        const auto above = std::count_if(row, row + 10, [&](float v) { return v > row[batch->labels[n]]; });
+        first += above == 0 ? 1 : 0;
+        five += above < 5 ? 1 : 0;
+      }
+    }
+    REQUIRE(metrics->correct == first);
+    REQUIRE(metrics->correct5 == five);
+    REQUIRE(metrics->accuracy5() >= metrics->accuracy());
+    while (const Batch* const batch = *(*loader)->next()) REQUIRE_OK(job.trainer->step(*batch));
+    (*loader)->set_epoch(0);
+  }
+  const Batch good = **(*loader)->next();
+  Batch bad = good;
+  std::vector<std::int32_t> labels(good.labels.begin(), good.labels.end());
+  labels[3] = 10;
+  bad.labels = labels;
+  REQUIRE(job.trainer->step(bad).error().message.find("a label of 10") == 0);
+  bad = good;
+  bad.inputs.dims[3] = 14;
+  REQUIRE(job.trainer->step(bad).error().message.find("the batch's samples have 392 values") == 0);
+  bad = good;
+  bad.normalize = nullptr;
+  REQUIRE(job.trainer->step(bad).error().code == ErrorCode::kInvalidArgument);
+  REQUIRE_OK(job.trainer->step(good));
+}
+
+TEST_CASE("with logical shards a loader's batch is cut into the parts that the resident data set has") {
+  const ImageDataset dataset = striped_images(32);
+  const auto group = make_single_group();
+  std::vector<std::vector<float>> params;
+  for (const bool resident : {true, false}) {
+    nn::Model model = nn::mlp();
+    Generator generator(1);
+    model.initialize(generator);
+    const Compute compute = *make_compute(DeviceType::kCpu);
+    const auto ddp = DistributedDataParallel::create(model, compute, *group, {.logical_shards = 4});
+    const auto data = DeviceDataset::upload(compute, dataset);
+    const auto sgd = Sgd::create(model, {.lr = 0.05F});
+    const auto trainer = Trainer::create(**ddp, **sgd, *data, {.batch_size = 2});
+    REQUIRE_OK(trainer);
+    REQUIRE_OK((*trainer)->begin_epoch(range(0, 32)));
+    const auto loader = DataLoader::create(dataset, SequentialSampler(32), {.batch_size = 8});
+    for (int step = 0; step < 4; ++step)
+      if (resident)
+        REQUIRE_OK((*trainer)->step());
+      else
+        REQUIRE_OK((*trainer)->step(**(*loader)->next()));
+    params.push_back(model.read_params());
+  }
+  REQUIRE(params[0] == params[1]);
 }

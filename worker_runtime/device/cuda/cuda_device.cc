@@ -6,6 +6,13 @@
 #include <mutex>
 #include <utility>
 
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#else
+#define nvtxRangePushA(name) static_cast<void>(name)
+#define nvtxRangePop()
+#endif
+
 #include "worker_runtime/device/cuda/cuda_blas.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
 #ifdef MUSTER_HAS_CUDNN
@@ -144,6 +151,13 @@ const CudaBlas* CudaDevice::blas() {
 PlanCache& CudaDevice::plan_cache() {
   if (!plan_cache_) plan_cache_.emplace(PlanCache::default_path());
   return *plan_cache_;
+}
+
+void CudaDevice::push_range(const char* name) {
+  nvtxRangePushA(name);
+}
+void CudaDevice::pop_range() {
+  nvtxRangePop();
 }
 
 const CudaDnn* CudaDevice::dnn() {

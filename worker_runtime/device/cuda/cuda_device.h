@@ -43,6 +43,8 @@ class CudaDevice final : public Device {
   void* stream() const override { return stream_; }
   std::unique_ptr<StepRecorder> make_step_recorder() override;
   std::unique_ptr<CopyStream> make_copy_stream() override;
+  void push_range(const char* name) override;
+  void pop_range() override;
 
   /// Opened on first use. nullptr: not there, as one line on stderr has said.
   [[nodiscard]] const CudaBlas* blas();

@@ -3,13 +3,12 @@
 //
 //   run/step-00001234/model.safetensors   parameters and buffers by PyTorch's names, as save_state_dict()
 //   run/step-00001234/optim.safetensors   the optimizer's arenas: momentum.<name>, or exp_avg.<name> ...
-//   run/step-00001234/state.json          TrainingState, loss scale, random state; size and CRC-32C of each
-//   file run/LATEST, run/BEST                  the name of a directory each: the last one written, the best
-//   one
+//   run/step-00001234/state.json          TrainingState, loss scale, random state; the files' CRC-32C
+//   run/LATEST, run/BEST                  a directory's name each: of the last one written, of the best one
 //
-// A step's directory is written under another name, its files and itself are synchronised to the disk, then
-// it is renamed, then LATEST is replaced: whatever happens in between (full disk, SIGKILL, power loss), what
-// LATEST names is whole. Files are treated as hostile, and nothing changes before all of them were checked.
+// A directory is written under another name and synchronised to the disk before it is renamed and LATEST is
+// replaced: whatever happens in between (full disk, SIGKILL, power loss), what LATEST names is whole. Files
+// are treated as hostile, and nothing changes before all of them were checked.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +29,7 @@ struct TrainingState {
   std::int64_t step = 0;   ///< optimizer steps done
   std::uint64_t seed = 0;  ///< of the sampler
   /// Of an epoch that was begun and is not finished: samples trained over all ranks, which is how much of the
-  /// epoch's order is used up (DistributedSampler::set_epoch), whatever the world's size. 0: none is begun.
+  /// epoch's order is used up (DistributedSampler::start_at), whatever the world's size. 0: none is begun.
   std::int64_t epoch_samples = 0;
   double epoch_loss_sum = 0;       ///< of these samples
   std::int64_t schedule_step = 0;  ///< what schedule.h's functions are called with

@@ -80,8 +80,6 @@ class Optimizer {
 
   /// On the host, for checkpoints; waits for the device.
   [[nodiscard]] OptimizerState read_state() const;
-  /// The same without the arenas.
-  [[nodiscard]] OptimizerState read_scalars() const;
   /// Continues from a saved state; one without arenas: begins anew.
   void write_state(const OptimizerState& state);
 

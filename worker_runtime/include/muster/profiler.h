@@ -5,9 +5,10 @@
 // file). Without a Profiler, and outside its window, a step costs what it costs without. Each rank makes its
 // own, used by the model's thread; every rank calls step() equally often.
 // On a GPU the ranges are those of the host, which launches kernels and goes on: they say nothing of how long
-// a kernel runs. For that emit_nvtx puts the same ranges into Nsight Systems' timeline, beside the kernels
-// (nsys profile muster ...). A step that is replayed as a CUDA graph is one range: make the trainer with
-// TrainerOptions{.capture = false} to see its parts. Source: torch.profiler, the Trace Event Format.
+// a kernel runs. For that the recorded steps have the same ranges as NVTX ranges, which Nsight Systems shows
+// beside the kernels (nsys profile muster ...). A step that is replayed as a CUDA graph is one range: make
+// the trainer with TrainerOptions{.capture = false} to see its parts. Source: torch.profiler, the Trace Event
+// Format.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +32,9 @@ struct ProfilerSchedule {
 struct ProfilerOptions {
   ProfilerSchedule schedule;
   std::string path = "trace.json";  ///< written by rank 0, whole or not at all
-  bool emit_nvtx = false;           ///< NVTX ranges too, in the steps that are recorded; without CUDA nothing
 };
 
-class Tracer;
+class TraceRange;
 
 class Profiler {
  public:
@@ -58,7 +58,7 @@ class Profiler {
 };
 
 /// torch.profiler.record_function: a range of the program's own in the timeline, until the end of the scope;
-/// for example "data". Nothing where no profiler records.
+/// for example "data". `name` lives as long. Nothing where no profiler records.
 class RecordFunction {
  public:
   RecordFunction(const Compute& compute, std::string_view name);
@@ -67,7 +67,7 @@ class RecordFunction {
   RecordFunction& operator=(const RecordFunction&) = delete;
 
  private:
-  Tracer* tracer_;
+  std::unique_ptr<TraceRange> range_;
 };
 
 }  // namespace muster

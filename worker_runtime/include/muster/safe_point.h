@@ -9,9 +9,6 @@
 
 namespace muster {
 
-/// Whether the launcher listens: without it announcing does nothing, and nobody need wait for the disk.
-[[nodiscard]] bool safe_points_wanted();
-
 /// Where nodes wait to join, the workers are stopped now, and this call does not return, or returns because
 /// of the signal. Else it returns once the launcher has said that nobody waits, which takes it a round trip
 /// to the coordinator, or after `patience`. Meanwhile the other ranks come no further than their next
