@@ -18,8 +18,7 @@ ELSEWHERE = {
     "package": "run by test_package.py",
     "gpu": "a GPU",
     "host": "another host",
-    "tmux": "a terminal multiplexer",
-    "server": "a server of somebody else: tensorboard, Prometheus, Grafana, a container runtime",
+    "server": "a server of somebody else: Prometheus, Grafana, a container runtime",
 }
 _FENCE = re.compile(r"^```(\w+)(?: ([\w-]+))?\n(.*?)^```$", re.M | re.S)
 
@@ -54,7 +53,7 @@ _VARIES = {
     r"\s+": r"\s+",
     r"[0-9a-f]{16,}": "[0-9a-f]{16,}",
     r"\d[\d,]*\.\d+(?:e[-+]?\d+)?|\d+(?= +(?:it/s|images/s|ms|s)\b)": r"[\d.,e+-]+",
-    r"(?<=pid )\d+|(?<=\()\d+(?= of)|\b\d+(?=s\b)|(?<=ETA )\d+:\d+": r"[\d:]+",
+    r"(?<=pid )\d+|(?<=\()\d+(?= of)|\b\d+(?=s\b)|(?<=\} )\d+|(?<=ETA )\d+:\d+": r"[\d:]+",
     r"\(avx\w*\)": r"\(\w+\)",
 }
 
