@@ -42,7 +42,7 @@ def test_the_commands_of_a_recipe_print_what_the_guide_says(section, tmp_path):
     if any(block.marker == "images" for block in blocks(GUIDES["en"]) if block.section == section):
         if MISSING:
             pytest.skip(MISSING)
-        make_image_folders(tmp_path / "images")
+        make_image_folders(tmp_path / "images", images=4)
     for block in blocks(GUIDES["en"]):
         if block.section != section or block.marker not in HERE:
             continue
