@@ -30,7 +30,8 @@ class Block:
         self.section, self.marker = section, marker
         lines = text.splitlines()
         self.commands = [line[2:] for line in lines if line.startswith("$ ")]
-        self.output = [line for line in lines if not line.startswith("$ ") and line.strip() != "..."]
+        self.output = [line for line in lines if not line.startswith("$ ") and line != "..."]
+        self.is_whole = "..." not in lines
 
 
 def fences(text, language):
@@ -68,7 +69,8 @@ def pattern(line):
 
 
 def differences(block, printed):
-    """Lines that the guide shows and the commands did not print. Ranks write in any order."""
+    """Lines that the guide shows and the commands did not print; of a block without "..." also those that it does not show.
+    Ranks write in any order."""
     left = [line.strip() for line in printed.splitlines()]
     missing = []
     for line in block.output:
@@ -77,7 +79,7 @@ def differences(block, printed):
             missing.append(line)
         else:
             left.remove(found)
-    return missing
+    return missing + (left if block.is_whole else [])
 
 
 def environment(bin_dir, folder, env, **extra):

@@ -49,7 +49,7 @@ def test_the_commands_of_a_recipe_print_what_the_guide_says(section, tmp_path):
         commands = tmp_path / "commands"  # a file: its words are not those of a process
         commands.write_text("\n".join(block.commands))
         described = {"MUSTER_NVML_LIBRARY": BIN / "libfake_nvml.so", "FAKE_NVML": gpus} if block.marker == "four-gpus" else {}
-        env = environment(BIN, tmp_path, clean_environment(OMP_NUM_THREADS=None), **described)
+        env = environment(BIN, tmp_path, clean_environment(), **described)
         done = subprocess.run(["bash", commands], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               timeout=60, stdin=subprocess.DEVNULL, cwd=tmp_path, env=env)
         assert not differences(block, done.stdout), done.stdout
