@@ -38,33 +38,31 @@ std::optional<std::vector<int>> parse_list(const std::string& text) {
 Result<Wanted> read(const WorkerOptions& options) {
   Wanted out;
   MUSTER_TRY(out.backend, parse_backend(options.backend));
-  const bool of_cpu =
-      out.backend == Backend::kShm || out.backend == Backend::kTcp || options.backend == "gloo";
+  const std::string& device = options.device;
   const bool of_gpu = out.backend == Backend::kNccl;
-  const auto refuse = [](std::string text) { return fail(ErrorCode::kInvalidArgument, std::move(text)); };
-  if (options.device == "cpu") {
-    if (of_gpu) return refuse("backend nccl is of GPUs, and device is cpu; use backend auto, shm or tcp");
-    out.may_use_gpus = false;
-  } else if (options.device == "auto") {
-    out.may_use_gpus = !of_cpu;
-    out.must_use_gpus = of_gpu;
-  } else {
-    if (options.device != "cuda") {
-      const auto list = parse_list(options.device);
-      if (!list)
-        return refuse(fmt::format(
-            "device '{}': not auto, cpu, cuda or a list of different GPU numbers as 0,3", options.device));
-      out.gpus = *list;
-    }
-    if (of_cpu)
-      return refuse(fmt::format("backend {} is of the CPU, and device is {}; use backend auto or nccl",
-                                options.backend, options.device));
-    out.must_use_gpus = true;
+  const bool of_cpu = !of_gpu && options.backend != "auto";
+  const bool names_gpus = device != "auto" && device != "cpu";
+  out.may_use_gpus = device != "cpu" && (names_gpus || !of_cpu);
+  out.must_use_gpus = names_gpus || of_gpu;
+  if (names_gpus && device != "cuda") {
+    const auto list = parse_list(device);
+    if (!list)
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("device '{}': not auto, cpu, cuda or a list of different GPU numbers as 0,3", device));
+    out.gpus = *list;
   }
-  if (options.local_rank < -1) return refuse(fmt::format("local rank {} is negative", options.local_rank));
+  if ((of_gpu && device == "cpu") || (of_cpu && names_gpus))
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("backend {} is not of device {}; leave one of them auto", options.backend, device));
   const double fraction = options.compute.memory_fraction;
-  if (!(fraction > 0 && fraction <= 1))
-    return refuse(fmt::format("GPU memory fraction {}: not above 0 and at most 1", fraction));
+  if (options.local_rank < -1 || !(fraction > 0 && fraction <= 1))
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("local rank {} or memory fraction {}: a rank is not negative, a fraction above 0 and "
+                    "at most 1",
+                    options.local_rank, fraction));
   return out;
 }
 
@@ -72,20 +70,16 @@ Result<Wanted> read(const WorkerOptions& options) {
 std::optional<std::string> obstacle(const Wanted& wanted, int local_rank, int world_size, int& gpu) {
   const auto place = static_cast<std::size_t>(local_rank);
   if (!wanted.gpus.empty() && place >= wanted.gpus.size())
-    return fmt::format("is local rank {}, and {} GPUs are named: a GPU per rank is needed", local_rank,
-                       wanted.gpus.size());
+    return fmt::format("is local rank {}, and {} GPUs are named", local_rank, wanted.gpus.size());
   gpu = wanted.gpus.empty() ? local_rank : wanted.gpus[place];
   const int count = gpu_count();
   if (count == 0) {
-    // Which driver or build is missing. Nothing is made where there is no GPU.
-    const auto none = make_compute(DeviceType::kCuda, gpu);
+    const auto none = make_compute(DeviceType::kCuda, gpu);  // says what is missing
     return "sees no GPU" + (none ? "" : ": " + none.error().message);
   }
   if (gpu >= count) return fmt::format("would take GPU {} and sees {}: a GPU per rank is needed", gpu, count);
-  if (world_size > 1)
-    if (const auto nccl = check_backend(Backend::kNccl); !nccl)
-      return "cannot use NCCL: " + nccl.error().message;
-  return std::nullopt;
+  const auto nccl = world_size > 1 ? check_backend(Backend::kNccl) : Result<void>();
+  return nccl ? std::nullopt : std::optional("cannot use NCCL: " + nccl.error().message);
 }
 
 /// A collective: whether every rank can have a GPU. If one cannot, this is an error where GPUs were asked
@@ -96,15 +90,14 @@ Result<bool> agree_on_gpus(const Wanted& wanted, const Context& context, int loc
   std::int32_t votes[] = {problem ? context.rank : context.world_size, gpu_count() > 0 ? 0 : 1};
   MUSTER_OK(context.group->all_reduce({votes, 2, DType::kInt32}, ReduceOp::kMin));
   if (votes[0] == context.world_size) return true;
-  const std::string text = problem ? fmt::format("rank {} {}", context.rank, *problem) : std::string();
-  if (!wanted.must_use_gpus) {
-    if (problem && votes[0] == context.rank && votes[1] == 0)
-      std::fprintf(stderr, "muster: note: training on the CPU: %s\n", text.c_str());
-    return false;
-  }
-  if (problem) return fail(ErrorCode::kNotFound, text);
-  return fail(ErrorCode::kFailed,
-              fmt::format("rank {} has no GPU, as it says itself; this is rank {}", votes[0], context.rank));
+  if (wanted.must_use_gpus)
+    return fail(ErrorCode::kNotFound,
+                problem ? fmt::format("rank {} {}", context.rank, *problem)
+                        : fmt::format("rank {} has no GPU, as it says itself; this is rank {}", votes[0],
+                                      context.rank));
+  if (votes[0] == context.rank && votes[1] == 0)
+    std::fprintf(stderr, "muster: note: training on the CPU: rank %d %s\n", context.rank, problem->c_str());
+  return false;
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdarg>
 #include <sys/ioctl.h>
 #include <unistd.h>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -23,54 +23,48 @@ std::string milliseconds(double seconds) {
   return fmt::format("{:.{}f} ms", ms, ms < 1 ? 3 : ms < 100 ? 1 : 0);
 }
 
-/// What there is to show, each part by itself, in the order of a line.
-struct Parts {
-  std::string loss, lr, data, step, images, eta;
-};
-
-Parts parts_of(const ProgressView& view) {
-  Parts out;
-  out.loss = std::isnan(view.loss) ? "loss      -" : fmt::format("loss {:.4f}", view.loss);
-  if (view.step_seconds <= 0) return out;
-  out.lr = fmt::format("lr {:.4g}", view.lr);
-  if (view.data_seconds) out.data = "data " + milliseconds(*view.data_seconds);
-  out.step = "step " + milliseconds(view.step_seconds);
-  out.images = fmt::format("{:.0f} images/s", view.images_per_second);
+/// What there is to show, in the order of a line: loss, learning rate, times, images, rest. Empty: not known.
+std::array<std::string, 6> parts_of(const ProgressView& view) {
+  const std::string loss = std::isnan(view.loss) ? "loss      -" : fmt::format("loss {:.4f}", view.loss);
+  if (view.step_seconds <= 0) return {loss};
   const auto left =
       static_cast<std::int64_t>(std::ceil(static_cast<double>(view.steps - view.step) * view.step_seconds));
-  const std::int64_t minutes = left / 60;
-  out.eta = minutes < 60 ? fmt::format("ETA {}:{:02}", minutes, left % 60)
-                         : fmt::format("ETA {}:{:02}:{:02}", minutes / 60, minutes % 60, left % 60);
-  return out;
+  const std::string eta = left < 3600
+                              ? fmt::format("ETA {}:{:02}", left / 60, left % 60)
+                              : fmt::format("ETA {}:{:02}:{:02}", left / 3600, left / 60 % 60, left % 60);
+  return {loss,
+          fmt::format("lr {:.4g}", view.lr),
+          view.data_seconds ? "data " + milliseconds(*view.data_seconds) : "",
+          "step " + milliseconds(view.step_seconds),
+          fmt::format("{:.0f} images/s", view.images_per_second),
+          eta};
 }
 
 }  // namespace
 
 std::string progress_line(const ProgressView& view) {
-  const auto [loss, lr, data, step, images, eta] = parts_of(view);
   std::string out = fmt::format("epoch {}/{}  step {:>{}}/{}", view.epoch, view.epochs, view.step,
                                 fmt::formatted_size("{}", view.steps), view.steps);
-  for (const std::string& part : {loss, lr, data, step, images, eta})
+  for (const std::string& part : parts_of(view))
     if (!part.empty()) out += "  " + part;
   return out;
 }
 
 std::string progress_bar(const ProgressView& view, int columns) {
-  constexpr std::size_t kLeastBar = 5;
+  constexpr std::size_t kLeastBar = 7;                                   // with its brackets
   const auto room = static_cast<std::size_t>(std::max(columns - 1, 0));  // the last column stays free
   const double done =
       view.steps == 0 ? 1.0 : static_cast<double>(view.step) / static_cast<double>(view.steps);
   const std::string left = fmt::format("epoch {}/{} ", view.epoch, view.epochs);
   std::string right = fmt::format(" {:3.0f}%", std::floor(done * 100));
-  const auto [loss, lr, data, step, images, eta] = parts_of(view);
-  for (const std::string& part : {loss, eta, images, data, step, lr})  // what matters most first
-    if (!part.empty() && left.size() + right.size() + part.size() + 2 + kLeastBar + 2 <= room)
-      right += "  " + part;
-  if (left.size() + right.size() + kLeastBar + 2 > room) return (left + right).substr(0, room);
+  const auto parts = parts_of(view);
+  for (const std::size_t i : {0, 5, 4, 2, 3, 1})  // what matters most first
+    if (!parts[i].empty() && left.size() + kLeastBar + right.size() + 2 + parts[i].size() <= room)
+      right += "  " + parts[i];
+  if (left.size() + kLeastBar + right.size() > room) return (left + right).substr(0, room);
   const std::size_t width = room - left.size() - right.size() - 2;
-  const auto filled = std::min(static_cast<std::size_t>(done * static_cast<double>(width)), width);
-  std::string bar(filled, '=');
-  if (filled < width) bar += '>';
+  std::string bar(std::min(static_cast<std::size_t>(done * static_cast<double>(width)), width), '=');
+  if (bar.size() < width) bar += '>';
   bar.resize(width, ' ');
   return left + "[" + bar + "]" + right;
 }

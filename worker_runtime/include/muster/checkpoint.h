@@ -38,8 +38,8 @@ struct TrainingState {
   std::int32_t world_size = 1;     ///< of the run that wrote it
   std::int32_t batch_size = 1;     ///< per rank
 
-  /// The epoch is trained and was evaluated: what is kept of it goes back to zero. Whether `metric` is the best
-  /// so far.
+  /// The epoch is trained and was evaluated: what is kept of it goes back to zero. Whether `metric` is the
+  /// best so far.
   bool end_epoch(double metric);
 
   /// For a world or batches of another size: schedule_step moves to where as many samples were trained by

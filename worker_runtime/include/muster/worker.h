@@ -33,8 +33,8 @@ struct Worker {
 };
 
 /// check(), init(), and the device. A collective that blocks until every rank has arrived, as init().
-/// kNotFound and kUnsupported: GPUs were asked for and this rank cannot have one; on the other ranks kFailed
-/// names it. Under "auto" these are a note on standard error, if any rank sees a GPU.
+/// kNotFound: GPUs were asked for and a rank cannot have one; that rank says why. Under "auto" it is a note
+/// on standard error, if any rank sees a GPU.
 [[nodiscard]] Result<Worker> start_worker(const WorkerOptions& options = {});
 
 /// "2 ranks (shm) on cpu (avx512)".
