@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from cluster import NODES
+from cluster import NODES, PATH
+from guide_support import GUIDES, blocks, differences
 from image_folders import MISSING, make_image_folders
 from launcher_support import BIN, MUSTER
 
@@ -95,3 +96,10 @@ def test_a_task_that_cannot_know_its_head_says_what_to_run(slurm):
     assert done.stderr.count("run: srun ... muster --exec --master-addr=HOST PROGRAM") == 2, done.stderr
     done = slurm.run(*srun, MUSTER, "--exec", f"--master-addr={NODES[1]}", BIN / "all_reduce", env=env)
     assert done.stdout.count(" of 2: sum 3 ") == 2, done.stderr
+
+
+def test_the_commands_of_the_guide_print_what_it_says(slurm):
+    (block,) = [block for block in blocks(GUIDES["en"]) if block.marker == "slurm"]
+    commands = slurm.script("guide.sh", "\n".join(block.commands))
+    done = slurm.run("bash", commands, env=slurm.environment(PATH=f"{BIN}:{PATH}"))
+    assert not differences(block, done.stdout), done.stdout + done.stderr

@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 
+from guide_support import GUIDES, blocks, differences, fences
+
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory, build, root):
@@ -119,3 +121,12 @@ def test_the_example_of_the_worker_runtime_trains_resnet18_on_two_ranks(installe
         assert lines[0].split("parameters ")[1] == lines[1].split("parameters ")[1]
         losses.append(float(lines[0].split("loss ")[1].split(",")[0]))
     assert losses[1] < losses[0] * 0.8, losses
+
+
+@pytest.mark.parametrize("block", [block for block in blocks(GUIDES["en"]) if block.marker == "package"], ids=lambda block: block.commands[0])
+def test_the_programs_of_the_guide_stand_there_whole_and_print_what_it_says(installed, run, root, block):
+    (command,) = block.commands
+    source = (root / f"tests/embed/{command.removeprefix('./')}.cc").read_text()
+    assert (block.section, None, source) in fences(GUIDES["en"], "cpp")
+    done = run(installed / f"build/embed_{command.removeprefix('./')}", env={})
+    assert (done.returncode, done.stderr, differences(block, done.stdout)) == (0, "", []), done.stdout

@@ -140,9 +140,10 @@ Result<void> read_ranks(const Environment& environment, const Url& url, Placemen
     return require_integer(environment, variable, min, max);
   };
   MUSTER_TRY(const auto world_size, read("world_size", names.world_size, 1, kMaxWorld));
-  MUSTER_TRY(const auto rank, read("rank", names.rank, 0, world_size - 1));
+  const auto rank = read("rank", names.rank, 0, world_size - 1);
+  if (!rank) return fail(fmt::format("world size {}", world_size), rank.error());
   out.world_size = static_cast<int>(world_size);
-  out.rank = static_cast<int>(rank);
+  out.rank = static_cast<int>(*rank);
   MUSTER_TRY(out.local_rank, optional_integer(environment, names.local_rank));
   MUSTER_TRY(out.local_world_size, optional_integer(environment, names.local_world_size));
   return {};

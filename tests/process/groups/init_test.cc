@@ -149,6 +149,33 @@ TEST_CASE("a rank that does not come is named when the timeout has passed") {
   REQUIRE_FALSE(outcomes[1].text == "made");
 }
 
+TEST_CASE("ranks with different world sizes fail within the timeout and name both, by every init method") {
+  const test::HeldPort place;
+  const TemporaryDirectory directory;
+  for (const std::string& method :
+       {std::string("env://"), "tcp://127.0.0.1:" + std::to_string(place.number()),
+        "file://" + directory.file("store")}) {
+    const auto outcomes = run_ranks({.world_size = 2}, [&](int rank) -> std::string {
+      put_ranks(rank, 2 + rank, "127.0.0.1", place.number());
+      const auto context = init({.init_method = method, .timeout = std::chrono::seconds(20)});
+      return context ? "made" : context.error().message;
+    });
+    INFO(method);
+    REQUIRE_THAT(outcomes[0].text,
+                 Catch::Contains("rank 0 of 2: rank 1 came with world size 3, rank 0 with 2; start"));
+    REQUIRE_THAT(outcomes[1].text,
+                 Catch::Contains("rank 1 of 3: rank 0 came with world size 2, rank 1 with 3; start"));
+    REQUIRE_THAT(run_ranks({.world_size = 1},
+                           [&](int) -> std::string {
+                             put_ranks(5, 3, "127.0.0.1", place.number());
+                             const auto context = init({.init_method = method});
+                             return context ? "made" : context.error().message;
+                           })[0]
+                     .text,
+                 Catch::StartsWith("world size 3: RANK=5 is not"));
+  }
+}
+
 TEST_CASE("a world of one needs nothing") {
   require_all_well(run_ranks({.world_size = 1}, [&](int) -> std::string {
     for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);

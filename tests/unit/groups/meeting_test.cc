@@ -83,3 +83,33 @@ TEST_CASE("who does not come to a meeting is named by those who do") {
   REQUIRE_THAT(texts[0], Catch::Contains("2 of 4 ranks did not come") && Catch::Contains("ranks 1 and 3"));
   REQUIRE_THAT(texts[1], Catch::Contains("1 and 3"));
 }
+
+TEST_CASE("ranks with different world sizes fail and name both, whoever has the larger one") {
+  const auto meet_in_worlds = [](std::initializer_list<int> worlds) {
+    const auto store = make_hash_store();
+    // As an attempt with another world size left it.
+    (void)meet_all(*store, {0, 1, 2}, 3);
+    std::vector<std::string> texts(worlds.size());
+    std::vector<std::thread> threads;
+    threads.reserve(worlds.size());
+    for (std::size_t rank = 0; rank < worlds.size(); ++rank)
+      threads.emplace_back([&, rank, world = worlds.begin()[rank]] {
+        auto name = meet(*store, static_cast<int>(rank), world, SteadyClock::now() + 1s);
+        texts[rank] = name ? "" : name.error().message;
+      });
+    for (std::thread& thread : threads) thread.join();
+    return texts;
+  };
+  // Rank 1 hears of it from rank 0, and rank 0 from rank 1.
+  auto texts = meet_in_worlds({2, 4});
+  REQUIRE_THAT(texts[0], Catch::StartsWith("rank 1 came with world size 4, rank 0 with 2;"));
+  REQUIRE_THAT(texts[1], Catch::StartsWith("rank 0 came with world size 2, rank 1 with 4;"));
+  // Rank 0 waits for ranks that do not come.
+  texts = meet_in_worlds({4, 2});
+  REQUIRE_THAT(texts[0], Catch::StartsWith("rank 1 came with world size 2, rank 0 with 4;"));
+  REQUIRE_THAT(texts[1], Catch::StartsWith("rank 0 came with world size 4, rank 1 with 2;"));
+  // Rank 0 does not know of rank 2.
+  texts = meet_in_worlds({2, 2, 4});
+  REQUIRE(texts[0] + texts[1] == "");
+  REQUIRE_THAT(texts[2], Catch::StartsWith("rank 0 came with world size 2, rank 2 with 4;"));
+}

@@ -53,10 +53,28 @@ tl::unexpected<Error> missing_ranks(const std::vector<int>& ranks, int world_siz
                           ranks.size(), world_size, rank_list(ranks)));
 }
 
+tl::unexpected<Error> other_world(int rank, std::string_view theirs, int me, std::string_view mine) {
+  return fail(ErrorCode::kMismatch, fmt::format("rank {} came with world size {:.8}, rank {} with {}; start "
+                                                "every rank with the same WORLD_SIZE",
+                                                rank, theirs, me, mine));
+}
+
+std::string world_key(int rank) {
+  return fmt::format("world/{}", rank);
+}
+
+/// The world size that a rank came with last; empty if it cannot be read.
+std::string world_of(Store& store, int rank) {
+  const std::string key = world_key(rank);
+  const auto here = store.check(std::span(&key, 1));
+  return here && *here ? store.get(key).value_or("") : "";
+}
+
 /// Rank 0: reads everybody's log from the start until each has acknowledged `name`. What earlier attempts
 /// left there is answered too, and nobody reads it. A rank that is still awaited has always more to say: its
 /// hello, or what it does with the answer.
 Result<void> lead(Store& store, const std::string& name, int world_size, Instant deadline) {
+  const std::string mine = std::to_string(world_size);
   std::vector<int> awaited = all_ranks(world_size);
   awaited.erase(awaited.begin());
   for (std::size_t index = 0; !awaited.empty(); ++index) {
@@ -69,6 +87,11 @@ Result<void> lead(Store& store, const std::string& name, int world_size, Instant
                                ? ranks_without_key(store, awaited, slots)
                                : std::vector<int>{};
       if (missing.empty()) return fail(messages.error());
+      for (const int rank : awaited) {
+        const bool came = std::find(missing.begin(), missing.end(), rank) == missing.end();
+        const std::string theirs = came ? world_of(store, rank) : mine;
+        if (!theirs.empty() && theirs != mine) return other_world(rank, theirs, 0, mine);
+      }
       return missing_ranks(missing, world_size);
     }
     std::vector<int> still;
@@ -76,9 +99,10 @@ Result<void> lead(Store& store, const std::string& name, int world_size, Instant
     for (std::size_t i = 0; i < awaited.size(); ++i) {
       const std::string_view message = (*messages)[i];
       if (message == "ack " + name) continue;
+      if (message == "refuse " + name) return other_world(awaited[i], world_of(store, awaited[i]), 0, mine);
       still.push_back(awaited[i]);
       if (message.starts_with("hello "))
-        answers.emplace_back(answer_key(awaited[i], message.substr(6)), name);
+        answers.emplace_back(answer_key(awaited[i], message.substr(6)), fmt::format("{} {}", name, mine));
     }
     for (const auto& [key, value] : answers) MUSTER_OK(store.set(key, value));
     awaited = std::move(still);
@@ -89,18 +113,30 @@ Result<void> lead(Store& store, const std::string& name, int world_size, Instant
 }  // namespace
 
 Result<std::string> meet(Store& store, int rank, int world_size, Instant deadline) {
-  const std::string nonce = random_nonce();
+  const std::string nonce = random_nonce(), mine = std::to_string(world_size);
+  MUSTER_OK(store.set(world_key(rank), mine));
   MUSTER_OK(post(store, rank, "hello " + nonce));
   if (rank == 0) {
     MUSTER_OK(lead(store, nonce, world_size, deadline));
     return nonce;
   }
-  auto name = store.get(answer_key(rank, nonce), left_until(deadline));
-  if (name) {
-    MUSTER_OK(post(store, rank, "ack " + *name));
+  // Before the answer: a rank 0 that does not wait for this one may end, and its store with it.
+  std::string theirs = store.get(world_key(0), left_until(deadline)).value_or("");
+  const auto answer = store.get(answer_key(rank, nonce), left_until(deadline));
+  if (answer) {
+    const std::size_t space = std::min(answer->find(' '), answer->size());
+    const std::string name = answer->substr(0, space);
+    const bool same = *answer == name + " " + mine;
+    const auto told = post(store, rank, (same ? "ack " : "refuse ") + name);
+    if (!same)
+      return other_world(0, std::string_view(*answer).substr(std::min(space + 1, answer->size())), rank,
+                         mine);
+    MUSTER_OK(told);
     return name;
   }
-  if (name.error().code != ErrorCode::kTimeout) return name;
+  if (const std::string last = world_of(store, 0); !last.empty()) theirs = last;
+  if (!theirs.empty() && theirs != mine) return other_world(0, theirs, rank, mine);
+  if (answer.error().code != ErrorCode::kTimeout) return answer;
   const std::vector<int> everybody = all_ranks(world_size);
   std::vector<std::string> slots(everybody.size());
   for (const int other : everybody) slots[static_cast<std::size_t>(other)] = slot(other, 0);

@@ -26,7 +26,7 @@ namespace muster::groups {
 /// rank can take an old answer for its own, and goes on when each rank has acknowledged rank 0's nonce, which
 /// is the name. It needs only that the ranks of an earlier attempt are no longer running, as every launcher
 /// sees to. A collective. Returns the same text on every rank of this attempt, and never one that was
-/// returned before.
+/// returned before. kMismatch: a rank came with another world size.
 [[nodiscard]] Result<std::string> meet(Store& store, int rank, int world_size, Instant deadline);
 
 /// Every member gives a text and gets everybody's, in member order: how groups agree while they are being
