@@ -20,13 +20,15 @@ struct DirectConv final : PreparedConv2d {
   explicit DirectConv(const ConvShape& of) : shape(of) {
     workspace_bytes = direct_conv_scratch(shape) * sizeof(float);
   }
-  void forward(const float* x, const float* w, const float* b, float* y, void* /*workspace*/) override {
-    direct_conv_forward(shape, x, w, b, y);
+  static const float* f32(const void* tensor) { return static_cast<const float*>(tensor); }
+  static float* f32(void* tensor) { return static_cast<float*>(tensor); }
+  void forward(const void* x, const void* w, const void* b, void* y, void* /*workspace*/) override {
+    direct_conv_forward(shape, f32(x), f32(w), f32(b), f32(y));
   }
-  void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
+  void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
                 void* workspace) override {
-    direct_conv_weight_gradient(shape, x, dy, dw, db);
-    if (dx != nullptr) direct_conv_input_gradient(shape, w, dy, dx, static_cast<float*>(workspace));
+    direct_conv_weight_gradient(shape, f32(x), f32(dy), dw, db);
+    if (dx != nullptr) direct_conv_input_gradient(shape, f32(w), f32(dy), f32(dx), f32(workspace));
   }
 
   ConvShape shape;

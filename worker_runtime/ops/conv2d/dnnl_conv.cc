@@ -30,13 +30,13 @@ class Operand {
   }
 
   /// Before execution, of an input.
-  const memory& load(const dnnl::stream& stream, const float* data) {
-    plain_.set_data_handle(const_cast<float*>(data));  // inputs are only read; oneDNN has one handle type
+  const memory& load(const dnnl::stream& stream, const void* data) {
+    plain_.set_data_handle(const_cast<void*>(data));  // inputs are only read; oneDNN has one handle type
     if (reorder_) reorder_.execute(stream, const_cast<memory&>(plain_), wanted_);
     return wanted_;
   }
   /// Before execution, of a result.
-  const memory& target(float* data) {
+  const memory& target(void* data) {
     plain_.set_data_handle(data);
     return wanted_;
   }
@@ -149,11 +149,13 @@ struct DnnlConv final : PreparedConv2d {
     return {engine, plain(y_dims, memory::format_tag::nchw), wanted, is_result};
   }
 
-  void forward(const float* x, const float* w, const float* b, float* y, void* /*workspace*/) override {
+  const float* first_tap(const void* w) const { return static_cast<const float*>(w) + w_first; }
+
+  void forward(const void* x, const void* w, const void* b, void* y, void* /*workspace*/) override {
     const OneThread one_thread;
     try {
       forward_pass.execute(stream, {{DNNL_ARG_SRC, forward_x.load(stream, x)},
-                                    {DNNL_ARG_WEIGHTS, forward_w.load(stream, w + w_first)},
+                                    {DNNL_ARG_WEIGHTS, forward_w.load(stream, first_tap(w))},
                                     {DNNL_ARG_BIAS, forward_b.load(stream, b)},
                                     {DNNL_ARG_DST, forward_y.target(y)}});
       forward_y.store(stream);
@@ -163,7 +165,7 @@ struct DnnlConv final : PreparedConv2d {
     }
   }
 
-  void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
+  void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
                 void* /*workspace*/) override {
     const OneThread one_thread;
     if (is_cut) std::memset(dw, 0, w_bytes);  // of what meets padding alone
@@ -176,7 +178,7 @@ struct DnnlConv final : PreparedConv2d {
       weights_db.store(stream);
       if (dx != nullptr) {
         data.execute(stream, {{DNNL_ARG_DIFF_DST, data_dy.load(stream, dy)},
-                              {DNNL_ARG_WEIGHTS, data_w.load(stream, w + w_first)},
+                              {DNNL_ARG_WEIGHTS, data_w.load(stream, first_tap(w))},
                               {DNNL_ARG_DIFF_SRC, data_dx.target(dx)}});
         data_dx.store(stream);
       }

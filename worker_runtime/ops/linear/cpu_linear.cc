@@ -15,14 +15,17 @@ struct CpuLinear final : PreparedLinear {
     if (sgemm) backend = "oneDNN";
   }
 
-  void forward(const float* x, const float* w, const float* b, float* y, bool relu,
+  static const float* f32(const void* tensor) { return static_cast<const float*>(tensor); }
+  static float* f32(void* tensor) { return static_cast<float*>(tensor); }
+  void forward(const void* x, const void* w, const void* b, void* y, bool relu,
                void* /*workspace*/) override {
-    linear_vector_forward(shape, x, w, b, y, relu);
+    linear_vector_forward(shape, f32(x), f32(w), f32(b), f32(y), relu);
   }
-  void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
+  void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
                 bool relu, void* /*workspace*/) override {
-    linear_vector_output_gradient(shape, y, dy, db, relu);
-    sgemm ? linear_sgemm_backward(shape, x, w, dy, dx, dw) : linear_vector_backward(shape, x, w, dy, dx, dw);
+    linear_vector_output_gradient(shape, f32(y), f32(dy), db, relu);
+    const auto products = sgemm ? linear_sgemm_backward : linear_vector_backward;
+    products(shape, f32(x), f32(w), f32(dy), f32(dx), dw);
   }
 
   LinearShape shape;
