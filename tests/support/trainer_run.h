@@ -32,6 +32,9 @@ inline ImageDataset striped_images(int size) {
 
 class TrainerRun {
  public:
+  explicit TrainerRun(DType autocast = DType::kFloat32)
+      : model_(nn::garment_classifier({.autocast = autocast})) {}
+
   static constexpr int kImages = 44, kBatch = 4, kEpochs = 5;
   /// Of one rank of `world`: 22 samples for two ranks are 5 whole batches and one of 2.
   static constexpr int samples(int world) { return kImages / world - (world == 1 ? 2 : 0); }
@@ -109,7 +112,7 @@ class TrainerRun {
 
  private:
   const ImageDataset images_ = striped_images(kImages);
-  nn::Model model_ = nn::garment_classifier();
+  nn::Model model_;
   std::unique_ptr<DistributedDataParallel> ddp_;
   DeviceDataset data_;
   std::unique_ptr<Optimizer> optimizer_;
