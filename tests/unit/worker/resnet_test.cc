@@ -64,7 +64,7 @@ TEST_CASE("ResNet-18, -34 and -50 have torchvision's parameters") {
   REQUIRE(model.parameters()[12].name == "layer1.0.downsample.0.weight");
   REQUIRE(model.buffers()[0].name == "bn1.running_mean");
   REQUIRE(model.parameters().back().name == "fc.bias");
-  REQUIRE(nn::resnet(19).error().message == "ResNet-19 is not there: 18, 34 and 50 are");
+  REQUIRE(nn::resnet(19).error().message == "ResNet-19 is not there: 18, 34, 50, 101 and 152 are");
 }
 
 TEST_CASE("one training step of ResNet-18 and -50 has PyTorch's logits, loss, gradients and statistics") {
