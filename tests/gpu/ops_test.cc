@@ -3,13 +3,17 @@
 // the CPU's.
 #include <array>
 #include <cmath>
+#include <fstream>
+#include <iterator>
 
 #include <muster/gradcheck.h>
 #include <muster/optim.h>
 
 #include "tests/support/catch.h"
 #include "tests/support/gpu.h"
+#include "tests/support/temporary_directory.h"
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/device/plan_cache.h"
 #include "worker_runtime/ops/cast/half.h"
 
 using namespace muster;
@@ -273,11 +277,10 @@ TEST_CASE("every operation on the GPU computes bfloat16, float16 and NHWC as the
       {"conv2d", {2, 7, 6}, 3, conv({.out_channels = 3, .kernel = 3, .stride = 2, .padding = 1})},
       {"conv2d 5x5", {3, 9, 8}, 2, conv({.out_channels = 6, .kernel = 5})},
       {"conv2d in groups", {4, 5, 6}, 2, conv({.out_channels = 6, .groups = 2, .bias = false})},
-      {"conv2d by tiles",
-       {34, 16, 16},
-       2,
-       conv({.out_channels = 70, .kernel = 3, .stride = 2, .padding = 1})},
+      {"conv2d by tiles", {35, 16, 16}, 2, conv({.out_channels = 70, .stride = 2, .padding = 1})},
       {"conv2d by tiles in groups", {72, 16, 16}, 1, conv({.out_channels = 4, .kernel = 2, .groups = 2})},
+      {"conv2d by cuDNN", {34, 7, 6}, 2, conv({.out_channels = 40, .stride = 2, .padding = 1})},
+      {"conv2d 1x1 by cuDNN", {34, 4, 6}, 2, conv({.out_channels = 40, .kernel = 1, .bias = false})},
       {"batch_norm2d", {5, 6, 3}, 9, [](Value x) { return nn::batch_norm2d("bn", x); }},
       {"batch_norm2d of many channels", {40, 3, 4}, 17, [](Value x) { return nn::batch_norm2d("bn", x); }},
       {"relu", {3, 5, 7}, 3, [](Value x) { return nn::relu(x); }},
@@ -346,6 +349,41 @@ TEST_CASE("a model's plan mixes types and layouts and converts only between thos
                   2 * tolerance_of(dtype));
     REQUIRE(seen == std::array<TensorFormat, 5>{
                         {{dtype, kNHWC}, {dtype, kNHWC}, {dtype, kNCHW}, {dtype, kNCHW}, {dtype, kNCHW}}});
+  }
+}
+
+TEST_CASE("convolutions by cuDNN are NHWC under autocast, and their fastest plans are kept") {
+  require_gpu();
+  const test::TemporaryDirectory cache;
+  REQUIRE(::setenv("XDG_CACHE_HOME", cache.path().c_str(), 1) == 0);
+  const auto compute = make_compute(DeviceType::kCuda, 0, {.benchmark = true});
+  REQUIRE_OK(compute);
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    TensorFormat seen;
+    nn::Graph graph({34, 6, 6});
+    const Value x = nn::conv2d("c", graph.input(), {.out_channels = 40});
+    auto model =
+        nn::Model::create(graph, nn::apply("", std::make_unique<Probe>(seen), {x}), {.autocast = dtype});
+    REQUIRE_OK(model);
+    REQUIRE_OK(model->allocate(*compute));
+    const auto plan = model->plan(2, nn::Mode::kTraining);
+    REQUIRE_OK(plan);
+    (*plan)->forward();
+    (*plan)->backward();
+    REQUIRE_OK((*compute)->synchronize());
+    const bool has_dnn = (*plan)->backends().find("cuDNN") != std::string::npos;
+#ifdef EMULATED_NCCL
+    REQUIRE(has_dnn);
+#endif
+    if (!has_dnn) return;
+    REQUIRE(seen == TensorFormat{dtype, dtype == DType::kFloat32 ? Layout::kNCHW : Layout::kNHWC});
+    std::ifstream file(PlanCache::default_path());
+    const std::string kept(std::istreambuf_iterator<char>(file), {});
+    INFO(kept);
+    const std::string name(to_string(dtype));
+    for (const std::string pass : {"forward", "backward data", "backward filter"})
+      REQUIRE(kept.find("conv2d " + pass + "|" + name + (dtype == DType::kFloat32 ? "|TF32" : "|NHWC")) !=
+              std::string::npos);
   }
 }
 

@@ -289,8 +289,8 @@ class Model {
 [[nodiscard]] Model lenet5(const ModelOptions& options = {});
 /// 784-512-512-10 with ReLU between, for (1, 28, 28) images. Parameter names fc1, fc2, fc3.
 [[nodiscard]] Model mlp(const ModelOptions& options = {});
-/// torchvision's ResNet-18, -34, -50, -101 and -152 with its names, for images of `input` (3, 224, 224 there).
-/// kInvalidArgument: another depth, or images that are too small.
+/// torchvision's ResNet-18, -34, -50, -101 and -152 with its names, for images of `input` (3, 224, 224
+/// there). kInvalidArgument: another depth, or images that are too small.
 [[nodiscard]] Result<Model> resnet(int depth, const Shape& input = {3, 224, 224}, int classes = 1000,
                                    const ModelOptions& options = {});
 

@@ -23,9 +23,7 @@ struct AddForward {
 int add_forward(DType dtype, const void* a, const void* b, void* y, std::int64_t count, void* stream) {
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    return for_each_lane<T>(
-        count, stream, AddForward<T>{static_cast<const T*>(a), static_cast<const T*>(b), static_cast<T*>(y)},
-        {a, b, y});
+    return for_each_lane<T>(count, stream, AddForward<T>{as<T>(a), as<T>(b), as<T>(y)}, {a, b, y});
   });
 }
 

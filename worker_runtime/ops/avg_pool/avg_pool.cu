@@ -36,17 +36,16 @@ struct Backward {
 
 }  // namespace
 
-int avg_pool_forward(const AvgPoolSizes& s, DType dtype, const void* from, void* to, void* stream) {
+int avg_pool_forward(const AvgPoolSizes& s, DType dtype, const void* x, void* y, void* stream) {
   const int outputs = s.rows.outputs * s.columns.outputs, pixels = s.rows.size * s.columns.size;
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    const auto* const x = static_cast<const T*>(from);
-    auto* const y = static_cast<T*>(to);
     if (outputs != 1 || s.rows.kernel != 0 || s.channels != 1)
-      return for_each_element(std::int64_t{s.planes} * outputs * s.channels, stream, Forward<T>{s, x, y});
+      return for_each_element(std::int64_t{s.planes} * outputs * s.channels, stream,
+                              Forward<T>{s, as<T>(x), as<T>(y)});
     const auto blocks = static_cast<unsigned>(s.planes);
     const unsigned threads = pixels < 256 ? 32 : 128;
-    return launch<mean_kernel<T>>(dim3{blocks, 1, 1}, threads, stream, x, y, pixels);
+    return launch<mean_kernel<T>>(dim3{blocks, 1, 1}, threads, stream, as<T>(x), as<T>(y), pixels);
   });
 }
 
@@ -54,7 +53,7 @@ int avg_pool_backward(const AvgPoolSizes& s, DType dtype, const void* dy, void* 
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
     return for_each_element(std::int64_t{s.planes} * s.rows.size * s.columns.size * s.channels, stream,
-                            Backward<T>{s, static_cast<const T*>(dy), static_cast<T*>(dx)});
+                            Backward<T>{s, as<T>(dy), as<T>(dx)});
   });
 }
 

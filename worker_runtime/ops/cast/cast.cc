@@ -9,13 +9,7 @@ namespace {
 /// A loop per pair of types: one that asks each element for them is three times as slow.
 template <DType kFrom, DType kTo, DType kThrough = DType::kFloat32>
 void cast_all(const Cast& c) {
-  Cast fixed{c.from, c.to, kFrom, kTo, kThrough, c.adds, c.scale, c.count};
-  if (c.rows == 1) {
-    for (std::int64_t i = 0; i < fixed.count; ++i) cast_element(fixed, i);
-    return;
-  }
-  fixed.rows = c.rows;
-  fixed.columns = c.columns;
+  const Cast fixed{c.from, c.to, kFrom, kTo, kThrough, c.adds, c.scale, c.count, c.rows, c.columns};
   for (std::int64_t i = 0; i < fixed.count; ++i) cast_element(fixed, i);
 }
 

@@ -91,6 +91,16 @@ MUSTER_HD T from_float(float value) {
     return {to_f16(value)};
 }
 
+/// A tensor's memory as T's.
+template <class T>
+MUSTER_HD const T* as(const void* memory) {
+  return static_cast<const T*>(memory);
+}
+template <class T>
+MUSTER_HD T* as(void* memory) {
+  return static_cast<T*>(memory);
+}
+
 /// call(T()) of the T that `dtype` names: float, Bf16 or F16.
 template <class Call>
 auto with_type(DType dtype, Call call) {

@@ -338,49 +338,45 @@ std::size_t OwnConv2d::workspace_bytes() const {
   return sizeof(float) * static_cast<std::size_t>(std::int64_t{slices()} * a.groups * a.group_out * elements);
 }
 
-int OwnConv2d::forward(const void* x_at, const void* w_at, const void* b_at, void* y_at, void* stream) const {
+int OwnConv2d::forward(const void* x, const void* w, const void* b, void* y, void* stream) const {
   const Args& a = args_;
   return with_type(dtype_, [&](auto type) {
     using T = decltype(type);
-    const auto *x = static_cast<const T*>(x_at), *w = static_cast<const T*>(w_at);
-    const auto* b = static_cast<const T*>(b_at);
-    auto* y = static_cast<T*>(y_at);
-    if (fits_shared(a.group_in, a.x.pixels)) return launch_image<false>(a, x, w, b, y, stream);
-    return tile_product(PixelProduct<false, T>{a, x, w, b, y, a.batch * a.y.pixels, a.group_out, a.groups},
+    if (fits_shared(a.group_in, a.x.pixels))
+      return launch_image<false>(a, as<T>(x), as<T>(w), as<T>(b), as<T>(y), stream);
+    return tile_product(PixelProduct<false, T>{a, as<T>(x), as<T>(w), as<T>(b), as<T>(y),
+                                               a.batch * a.y.pixels, a.group_out, a.groups},
                         stream);
   });
 }
 
-int OwnConv2d::backward_data(const void* w_at, const void* dy_at, void* dx_at, void* stream) const {
+int OwnConv2d::backward_data(const void* w, const void* dy, void* dx, void* stream) const {
   const Args& a = args_;
   return with_type(dtype_, [&](auto type) {
     using T = decltype(type);
-    const auto *w = static_cast<const T*>(w_at), *dy = static_cast<const T*>(dy_at);
     const T* const none = nullptr;
-    auto* dx = static_cast<T*>(dx_at);
-    if (fits_shared(a.group_out, a.y.pixels)) return launch_image<true>(a, dy, w, none, dx, stream);
-    return tile_product(PixelProduct<true, T>{a, dy, w, none, dx, a.batch * a.x.pixels, a.group_in, a.groups},
+    if (fits_shared(a.group_out, a.y.pixels))
+      return launch_image<true>(a, as<T>(dy), as<T>(w), none, as<T>(dx), stream);
+    return tile_product(PixelProduct<true, T>{a, as<T>(dy), as<T>(w), none, as<T>(dx), a.batch * a.x.pixels,
+                                              a.group_in, a.groups},
                         stream);
   });
 }
 
-int OwnConv2d::backward_filter(const void* x_at, const void* dy_at, float* dw, float* db, void* workspace,
+int OwnConv2d::backward_filter(const void* x, const void* dy, float* dw, float* db, void* workspace,
                                void* stream) const {
   const Args& a = args_;
   auto* const partial = static_cast<float*>(workspace);
   const int out_channels = a.y.channels, count = slices();
-  int row = a.group_in * a.kernel * a.kernel;
+  const int row = a.group_in * a.kernel * a.kernel + (sums_images() ? 1 : 0);
   const int error = with_type(dtype_, [&](auto type) {
     using T = decltype(type);
-    const auto *x = static_cast<const T*>(x_at), *dy = static_cast<const T*>(dy_at);
-    if (sums_images()) {
-      ++row;
-      const dim3 blocks{static_cast<unsigned>(count * out_channels),
-                        static_cast<unsigned>((row + kThreads - 1) / kThreads), 1};
-      return launch<image_filter_kernel<T>>(blocks, kThreads, stream, a, count, x, dy, partial);
-    }
-    const int done =
-        tile_product(FilterProduct<T>{a, x, dy, partial, a.group_out, row, a.groups * count, count}, stream);
+    const dim3 blocks{static_cast<unsigned>(count * out_channels),
+                      static_cast<unsigned>((row + kThreads - 1) / kThreads), 1};
+    if (sums_images())
+      return launch<image_filter_kernel<T>>(blocks, kThreads, stream, a, count, as<T>(x), as<T>(dy), partial);
+    const int done = tile_product(
+        FilterProduct<T>{a, as<T>(x), as<T>(dy), partial, a.group_out, row, a.groups * count, count}, stream);
     return done == cudaSuccess && db != nullptr ? bias_gradient(dy, db, stream) : done;
   });
   if (error != cudaSuccess) return error;
@@ -393,7 +389,7 @@ int OwnConv2d::add_bias(void* y, const void* b, void* stream) const {
     using T = decltype(type);
     const Images& images = args_.y;
     return for_each_element(std::int64_t{args_.batch} * images.channels * images.pixels, stream,
-                            AddBias<T>{static_cast<T*>(y), static_cast<const T*>(b), images});
+                            AddBias<T>{as<T>(y), as<T>(b), images});
   });
 }
 
@@ -401,7 +397,7 @@ int OwnConv2d::bias_gradient(const void* dy, float* db, void* stream) const {
   return with_type(dtype_, [&](auto type) {
     using T = decltype(type);
     const dim3 channels{static_cast<unsigned>(args_.y.channels), 1, 1};
-    return launch<bias_gradient_kernel<T>>(channels, kThreads, stream, args_, static_cast<const T*>(dy), db);
+    return launch<bias_gradient_kernel<T>>(channels, kThreads, stream, args_, as<T>(dy), db);
   });
 }
 

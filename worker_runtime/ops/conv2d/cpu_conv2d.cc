@@ -4,6 +4,7 @@
 #include <string>
 
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/conv2d/conv2d.h"
 
 namespace muster::nn {
@@ -20,15 +21,14 @@ struct DirectConv final : PreparedConv2d {
   explicit DirectConv(const ConvShape& of) : shape(of) {
     workspace_bytes = direct_conv_scratch(shape) * sizeof(float);
   }
-  static const float* f32(const void* tensor) { return static_cast<const float*>(tensor); }
-  static float* f32(void* tensor) { return static_cast<float*>(tensor); }
   void forward(const void* x, const void* w, const void* b, void* y, void* /*workspace*/) override {
-    direct_conv_forward(shape, f32(x), f32(w), f32(b), f32(y));
+    direct_conv_forward(shape, as<float>(x), as<float>(w), as<float>(b), as<float>(y));
   }
   void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
                 void* workspace) override {
-    direct_conv_weight_gradient(shape, f32(x), f32(dy), dw, db);
-    if (dx != nullptr) direct_conv_input_gradient(shape, f32(w), f32(dy), f32(dx), f32(workspace));
+    direct_conv_weight_gradient(shape, as<float>(x), as<float>(dy), dw, db);
+    if (dx != nullptr)
+      direct_conv_input_gradient(shape, as<float>(w), as<float>(dy), as<float>(dx), as<float>(workspace));
   }
 
   ConvShape shape;

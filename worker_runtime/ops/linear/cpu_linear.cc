@@ -5,6 +5,7 @@
 #include <string>
 
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/linear/linear.h"
 
 namespace muster::nn {
@@ -15,17 +16,15 @@ struct CpuLinear final : PreparedLinear {
     if (sgemm) backend = "oneDNN";
   }
 
-  static const float* f32(const void* tensor) { return static_cast<const float*>(tensor); }
-  static float* f32(void* tensor) { return static_cast<float*>(tensor); }
   void forward(const void* x, const void* w, const void* b, void* y, bool relu,
                void* /*workspace*/) override {
-    linear_vector_forward(shape, f32(x), f32(w), f32(b), f32(y), relu);
+    linear_vector_forward(shape, as<float>(x), as<float>(w), as<float>(b), as<float>(y), relu);
   }
   void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
                 bool relu, void* /*workspace*/) override {
-    linear_vector_output_gradient(shape, f32(y), f32(dy), db, relu);
+    linear_vector_output_gradient(shape, as<float>(y), as<float>(dy), db, relu);
     const auto products = sgemm ? linear_sgemm_backward : linear_vector_backward;
-    products(shape, f32(x), f32(w), f32(dy), f32(dx), dw);
+    products(shape, as<float>(x), as<float>(w), as<float>(dy), as<float>(dx), dw);
   }
 
   LinearShape shape;

@@ -143,31 +143,37 @@ struct BiasGradient {
 
 }  // namespace
 
-int linear_forward(const LinearShape& s, const void* x_at, const void* w_at, const void* b_at, void* y_at,
-                   bool relu, void* stream) {
+int linear_forward(const LinearShape& s, const void* x, const void* w, const void* b, void* y, bool relu,
+                   void* stream) {
   return with_type(s.dtype, [&](auto type) {
     using T = decltype(type);
-    const auto *x = static_cast<const T*>(x_at), *w = static_cast<const T*>(w_at);
-    const auto* b = static_cast<const T*>(b_at);
-    auto* y = static_cast<T*>(y_at);
     if (s.batch > kSmallBatch)
-      return tile_product(Product<true, true, T>{x, w, b, y, s.batch, s.out_features, s.in_features, relu},
+      return tile_product(Product<true, true, T>{as<T>(x), as<T>(w), as<T>(b), as<T>(y), s.batch,
+                                                 s.out_features, s.in_features, relu},
                           stream);
     const dim3 blocks{blocks_for(s.out_features, kForwardWarps), blocks_for(s.batch, kRowTile), 1};
-    return launch<forward_kernel<T>>(blocks, kForwardWarps * kWarp, stream, s, x, w, b, y, relu);
+    return launch<forward_kernel<T>>(blocks, kForwardWarps * kWarp, stream, s, as<T>(x), as<T>(w), as<T>(b),
+                                     as<T>(y), relu);
   });
 }
 
-int linear_backward(const LinearShape& s, const void* x_at, const void* w_at, const void* y_at, void* dy_at,
-                    void* dx_at, float* dw, float* db, bool relu, void* stream) {
+int linear_backward(const LinearShape& s, const void* x, const void* w, const void* y, void* dy, void* dx,
+                    float* dw, float* db, bool relu, void* stream) {
+  const int in = s.in_features, out = s.out_features;
   return with_type(s.dtype, [&](auto type) {
     using T = decltype(type);
-    const auto *x = static_cast<const T*>(x_at), *w = static_cast<const T*>(w_at);
-    const auto* y = static_cast<const T*>(y_at);
-    auto *dy = static_cast<T*>(dy_at), *dx = static_cast<T*>(dx_at);
-    const int in = s.in_features, out = s.out_features;
     if (s.batch <= kSmallBatch) {
-      Backward<T> work{s, x, w, y, dy, dx, dw, db, relu, 0, static_cast<int>(blocks_for(in, kWarp))};
+      Backward<T> work{s,
+                       as<T>(x),
+                       as<T>(w),
+                       as<T>(y),
+                       as<T>(dy),
+                       as<T>(dx),
+                       dw,
+                       db,
+                       relu,
+                       0,
+                       static_cast<int>(blocks_for(in, kWarp))};
       if (dx != nullptr)
         work.data_blocks = work.column_tiles * static_cast<int>(blocks_for(s.batch, kGradientRows));
       const auto weights = blocks_for(std::int64_t{out} * in);
@@ -177,9 +183,11 @@ int linear_backward(const LinearShape& s, const void* x_at, const void* w_at, co
     int error = relu ? relu_backward(s.dtype, y, dy, dy, std::int64_t{s.batch} * out, stream) : cudaSuccess;
     if (error == cudaSuccess) error = bias_gradient(s, dy, db, stream);
     if (error == cudaSuccess)
-      error = tile_product(Product<false, false, T, float>{dy, x, nullptr, dw, out, in, s.batch}, stream);
+      error = tile_product(
+          Product<false, false, T, float>{as<T>(dy), as<T>(x), nullptr, dw, out, in, s.batch}, stream);
     if (error == cudaSuccess && dx != nullptr)
-      error = tile_product(Product<true, false, T>{dy, w, nullptr, dx, s.batch, in, out}, stream);
+      error = tile_product(Product<true, false, T>{as<T>(dy), as<T>(w), nullptr, as<T>(dx), s.batch, in, out},
+                           stream);
     return error;
   });
 }
@@ -187,8 +195,7 @@ int linear_backward(const LinearShape& s, const void* x_at, const void* w_at, co
 int bias_gradient(const LinearShape& s, const void* dy, float* db, void* stream) {
   return with_type(s.dtype, [&](auto type) {
     using T = decltype(type);
-    return for_each_element(s.out_features, stream,
-                            BiasGradient<T>{static_cast<const T*>(dy), db, s.batch, s.out_features});
+    return for_each_element(s.out_features, stream, BiasGradient<T>{as<T>(dy), db, s.batch, s.out_features});
   });
 }
 

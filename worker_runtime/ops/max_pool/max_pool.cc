@@ -125,8 +125,8 @@ int max_pool_forward(const MaxPoolSizes& s, const void* from, void* to, std::uin
 #ifdef MUSTER_HAS_CUDA
   if (stream != nullptr) return cuda::max_pool_forward(s, dtype, from, to, winner, stream);
 #endif
-  const auto* const x = static_cast<const float*>(from);
-  auto* const y = static_cast<float*>(to);
+  const auto* const x = as<float>(from);
+  auto* const y = as<float>(to);
   if (relu_max_pool_rows(s, x, y, winner)) return 0;
   s.stride == 2 ? max_pool_rows<2>(s, x, y, winner) : max_pool_rows<0>(s, x, y, winner);
   return 0;
@@ -137,8 +137,8 @@ int max_pool_backward(const MaxPoolSizes& s, const void* from, const std::uint8_
 #ifdef MUSTER_HAS_CUDA
   if (stream != nullptr) return cuda::max_pool_backward(s, dtype, from, winner, to, stream);
 #endif
-  const auto* dy = static_cast<const float*>(from);
-  auto* dx = static_cast<float*>(to);
+  const auto* dy = as<float>(from);
+  auto* dx = as<float>(to);
   if (relu_max_unpool_rows(s, dy, winner, dx)) return 0;
   std::fill_n(dx, std::int64_t{s.planes} * s.height * s.width, 0.0F);
   for (int plane = 0; plane < s.planes; ++plane, dx += s.height * s.width)

@@ -50,7 +50,7 @@ int max_pool_forward(const MaxPoolSizes& s, DType dtype, const void* x, void* y,
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
     return for_each_element(std::int64_t{s.planes} * s.out_height * s.out_width * s.channels, stream,
-                            Forward<T>{s, static_cast<const T*>(x), static_cast<T*>(y), winner});
+                            Forward<T>{s, as<T>(x), as<T>(y), winner});
   });
 }
 
@@ -59,7 +59,7 @@ int max_pool_backward(const MaxPoolSizes& s, DType dtype, const void* dy, const 
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
     return for_each_element(std::int64_t{s.planes} * s.height * s.width * s.channels, stream,
-                            Backward<T>{s, static_cast<const T*>(dy), winner, static_cast<T*>(dx)});
+                            Backward<T>{s, as<T>(dy), winner, as<T>(dx)});
   });
 }
 

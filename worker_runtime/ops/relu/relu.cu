@@ -35,18 +35,14 @@ struct ReluBackward {
 int relu_forward(DType dtype, const void* x, void* y, std::int64_t count, void* stream) {
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    return for_each_lane<T>(count, stream, ReluForward<T>{static_cast<const T*>(x), static_cast<T*>(y)},
-                            {x, y});
+    return for_each_lane<T>(count, stream, ReluForward<T>{as<T>(x), as<T>(y)}, {x, y});
   });
 }
 
 int relu_backward(DType dtype, const void* y, const void* dy, void* dx, std::int64_t count, void* stream) {
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    return for_each_lane<T>(
-        count, stream,
-        ReluBackward<T>{static_cast<const T*>(y), static_cast<const T*>(dy), static_cast<T*>(dx)},
-        {y, dy, dx});
+    return for_each_lane<T>(count, stream, ReluBackward<T>{as<T>(y), as<T>(dy), as<T>(dx)}, {y, dy, dx});
   });
 }
 
