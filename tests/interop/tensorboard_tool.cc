@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes an event file that the real tensorboard reads: tensorboard_tool DIRECTORY. The histogram's values are
-// read from standard input, native float32.
+// Writes an event file that the real tensorboard reads: tensorboard_tool DIRECTORY. The histogram's values
+// are read from standard input, native float32.
 #include <cstdio>
 #include <vector>
 

@@ -5,7 +5,10 @@ import json
 import os
 import random
 import re
+import select
+import shutil
 import subprocess
+import time
 
 import pytest
 import torch_generations
@@ -96,3 +99,28 @@ def test_tensorboard_reads_a_histogram_as_torch_makes_it(read, tmp_path):
         assert ours[0] == of_torch[0] == 7
         sums = {key: pytest.approx(of_torch[1][key]) for key in ("sum", "sum_squares")}  # added up in another order
         assert ours[1] == of_torch[1] | sums
+
+
+def test_a_browser_shows_the_scalars_chart(written, tmp_path):
+    if shutil.which("chromium") is None:
+        pytest.skip("no chromium here: scripts/setup --full installs it")
+    env = dict(os.environ, PYTHONPATH=str(TENSORBOARD), HOME=str(tmp_path))
+    command = [PYTHON, "-m", "tensorboard.main", "--logdir", str(written[0]), "--host", "127.0.0.1", "--port", "0"]
+    with open(tmp_path / "log", "wb") as log:
+        server = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+    deadline = time.monotonic() + 90
+    try:
+        while not (found := re.search(r"at (http://127\.0\.0\.1:\d+/)", (tmp_path / "log").read_text())):
+            assert server.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+            select.select([], [], [], 0.05)
+        browser = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000",
+                   "--disable-3d-apis",  # the curve is then an SVG path: that is looked for, with its 100 points
+                   f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=30000", "--dump-dom",
+                   f"{found[1]}?tagFilter=loss#timeseries"]
+        page = ""
+        while not ('title="train/loss"' in page and any(path.count("L") == 99 for path in re.findall("<path[^>]*>", page))):
+            assert time.monotonic() < deadline, page[:3000]  # the server may not have read the file yet
+            page = subprocess.run(browser, env=env, text=True, capture_output=True, timeout=60).stdout
+    finally:
+        server.kill()
+        server.wait()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster-profile: prints MACs and parameters of a model, layer by layer: `muster-profile resnet50 3x224x224`.
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <map>
@@ -19,13 +20,10 @@ using namespace muster;
 std::optional<nn::Shape> parse_shape(const std::string& text) {
   constexpr int kLargest = 16384;
   nn::Shape shape;
-  for (const char *at = text.data(), *const end = at + text.size();; ++at) {
-    const auto [next, error] = std::from_chars(at, end, shape.emplace_back());
-    if (error != std::errc() || shape.back() < 1 || shape.back() > kLargest || shape.size() > 4)
-      return std::nullopt;
-    at = next;
-    if (at == end) break;
-    if (*at != 'x') return std::nullopt;
+  for (const std::string& side : CLI::detail::split(text, 'x')) {
+    int& size = shape.emplace_back();
+    const auto [end, error] = std::from_chars(side.data(), side.data() + side.size(), size);
+    if (error != std::errc() || end != side.data() + side.size() || size < 1 || size > kLargest) return {};
   }
   if (shape.size() == 3) shape.insert(shape.begin(), 1);
   return shape.size() == 4 ? std::optional(shape) : std::nullopt;
@@ -52,8 +50,7 @@ std::string to_json(const ModelProfile& profile) {
 }
 
 int fail_with(std::string text) {
-  for (char& c : text)
-    if (c == '\n') c = ' ';
+  std::replace(text.begin(), text.end(), '\n', ' ');
   std::fprintf(stderr, "muster-profile: %s\n", text.c_str());
   return 2;
 }

@@ -205,12 +205,6 @@ std::int64_t Model::num_parameters() const {
   return total;
 }
 
-std::int64_t Model::macs_per_sample() const {
-  std::int64_t total = 0;
-  for (const OperationInfo& layer : operations()) total += layer.operation->macs();
-  return total;
-}
-
 std::vector<OperationInfo> Model::operations() const {
   std::vector<OperationInfo> made;
   made.reserve(nodes_.size());

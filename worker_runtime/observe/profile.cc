@@ -12,7 +12,7 @@
 namespace muster {
 namespace {
 
-std::int64_t elements_of(std::span<const int> shape) {
+std::int64_t elements_of(const auto& shape) {
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
@@ -47,8 +47,7 @@ Result<ModelProfile> profile(const nn::Model& model, const nn::Shape& input_shap
     LayerProfile row{layer.name, std::string(layer.operation->type()), layer.output};
     row.macs = macs_of(layer, options) * input_shape[0];
     for (const nn::ParameterSpec& parameter : layer.operation->parameters())
-      row.parameters += std::accumulate(parameter.shape.begin(), parameter.shape.end(), std::int64_t{1},
-                                        std::multiplies<>());
+      row.parameters += elements_of(parameter.shape);
     made.macs += row.macs;
     made.parameters += row.parameters;
     made.layers.push_back(std::move(row));
@@ -68,14 +67,15 @@ std::string clever_format(std::int64_t number, int decimals) {
 std::string to_table(const ModelProfile& profile) {
   std::size_t wide = 5;
   for (const LayerProfile& layer : profile.layers) wide = std::max(wide, layer.name.size());
-  std::string text = fmt::format("{:<{}}  {:<17}  {:<16}{:>10}{:>12}\n", "layer", wide, "type",
-                                 "output shape", "MACs", "parameters");
+  const auto row = [wide](std::string_view name, std::string_view type, const std::string& shape,
+                          const std::string& macs, const std::string& parameters) {
+    return fmt::format("{:<{}}  {:<17}  {:<16}{:>10}{:>12}\n", name, wide, type, shape, macs, parameters);
+  };
+  std::string text = row("layer", "type", "output shape", "MACs", "parameters");
   for (const LayerProfile& layer : profile.layers)
-    text += fmt::format("{:<{}}  {:<17}  {:<16}{:>10}{:>12}\n", layer.name, wide, layer.type,
-                        fmt::format("{}", fmt::join(layer.output_shape, "x")), clever_format(layer.macs),
-                        clever_format(layer.parameters));
-  return text + fmt::format("{:<{}}  {:<17}  {:<16}{:>10}{:>12}\n", "total", wide, "", "",
-                            clever_format(profile.macs), clever_format(profile.parameters));
+    text += row(layer.name, layer.type, fmt::format("{}", fmt::join(layer.output_shape, "x")),
+                clever_format(layer.macs), clever_format(layer.parameters));
+  return text + row("total", "", "", clever_format(profile.macs), clever_format(profile.parameters));
 }
 
 }  // namespace muster

@@ -5,23 +5,20 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdio>
-#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <png.h>
 #include <protozero/pbf_writer.hpp>
 #include <thread>
-#include <unistd.h>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include <boost/crc.hpp>
 #include <fmt/format.h>
 
-#include <muster/check.h>
 #include <muster/tensorboard.h>
 
 #include "rendezvous/base/syscall.h"
@@ -30,30 +27,15 @@
 namespace muster {
 namespace {
 
-// Numbers of the fields in event.proto and summary.proto.
-namespace event {
-enum : std::uint8_t { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5 };
-}
-namespace summary {
-enum : std::uint8_t { kValue = 1 };
-enum : std::uint8_t { kTag = 1, kSimpleValue = 2, kImage = 4, kHistogram = 5 };  // of a value
-}  // namespace summary
-namespace histogram {
-enum : std::uint8_t { kMin = 1, kMax, kNum, kSum, kSumSquares, kBucketLimit, kBucket };
-}
-namespace image {
-enum : std::uint8_t { kHeight = 1, kWidth, kColorspace, kEncoded };
-}
+using protozero::pbf_writer;
+/// Adds its field to a Summary.Value; false: there is nothing to show.
+using Encode = std::function<bool(pbf_writer& value)>;
 
-struct Pixels {
-  std::vector<std::uint8_t> values;
-  int height, width, channels;
-};
 struct Summary {
   std::string tag;
   std::int64_t step;
   double wall_time;
-  std::variant<double, std::vector<float>, Pixels> value;
+  Encode encode;  // on the writer's thread
 };
 
 double wall_time() {
@@ -90,13 +72,14 @@ std::vector<double> histogram_edges() {
   return edges;
 }
 
-/// A HistogramProto: the buckets from the first to the last that has a value, an empty one before them for
-/// the left limit. Nothing without a value in any bucket.
-std::optional<std::string> encode(const std::vector<float>& values, const std::vector<double>& edges) {
+/// As summary.proto's HistogramProto: the buckets from the first to the last that has a value, an empty one
+/// before them for the left limit.
+bool add_histogram(pbf_writer& value, const std::vector<float>& values) {
+  static const std::vector<double> edges = histogram_edges();
   std::vector<double> counts(edges.size() - 1, 0);
   double low = HUGE_VAL, high = -HUGE_VAL, num = 0, sum = 0, squares = 0;
-  for (const float value : values) {
-    const auto v = static_cast<double>(value);
+  for (const float one : values) {
+    const auto v = static_cast<double>(one);
     if (!std::isfinite(v)) continue;
     low = std::min(low, v);
     high = std::max(high, v);
@@ -108,83 +91,49 @@ std::optional<std::string> encode(const std::vector<float>& values, const std::v
   }
   const auto filled = [](double count) { return count > 0; };
   const auto first = std::find_if(counts.begin(), counts.end(), filled) - counts.begin();
-  if (first == std::ssize(counts)) return std::nullopt;
+  if (first == std::ssize(counts)) return false;
   const auto end = counts.rend() - std::find_if(counts.rbegin(), counts.rend(), filled);
   std::vector<double> shown{0};
   shown.insert(shown.end(), counts.begin() + first, counts.begin() + end);
-  std::string bytes;
-  protozero::pbf_writer out(bytes);
-  out.add_double(histogram::kMin, low);
-  out.add_double(histogram::kMax, high);
-  out.add_double(histogram::kNum, num);
-  out.add_double(histogram::kSum, sum);
-  out.add_double(histogram::kSumSquares, squares);
-  out.add_packed_double(histogram::kBucketLimit, edges.begin() + first, edges.begin() + end + 1);
-  out.add_packed_double(histogram::kBucket, shown.begin(), shown.end());
-  return bytes;
+  pbf_writer histogram(value, 5);
+  for (const auto& [field, number] : {std::pair(1, low), {2, high}, {3, num}, {4, sum}, {5, squares}})
+    histogram.add_double(static_cast<protozero::pbf_tag_type>(field), number);
+  histogram.add_packed_double(6, edges.begin() + first, edges.begin() + end + 1);
+  histogram.add_packed_double(7, shown.begin(), shown.end());
+  return true;
 }
 
-/// An Image with a PNG in it; nothing where libpng refuses.
-std::optional<std::string> encode(const Pixels& pixels) {
+/// As summary.proto's Image, with a PNG in it. `image`: but for its pixels.
+bool add_image(pbf_writer& value, const SummaryImage& image, const std::vector<std::uint8_t>& pixels) {
   png_image picture{};
   picture.version = PNG_IMAGE_VERSION;
-  picture.height = static_cast<png_uint_32>(pixels.height);
-  picture.width = static_cast<png_uint_32>(pixels.width);
-  picture.format = pixels.channels == 1   ? PNG_FORMAT_GRAY
-                   : pixels.channels == 3 ? PNG_FORMAT_RGB
-                                          : PNG_FORMAT_RGBA;
+  picture.height = static_cast<png_uint_32>(image.height);
+  picture.width = static_cast<png_uint_32>(image.width);
+  picture.format = image.channels == 1   ? PNG_FORMAT_GRAY
+                   : image.channels == 3 ? PNG_FORMAT_RGB
+                                         : PNG_FORMAT_RGBA;
   png_alloc_size_t size = PNG_IMAGE_PNG_SIZE_MAX(picture);
   std::string png(size, '\0');
-  if (png_image_write_to_memory(&picture, png.data(), &size, 0, pixels.values.data(), 0, nullptr) == 0)
-    return std::nullopt;
-  std::string bytes;
-  protozero::pbf_writer out(bytes);
-  out.add_int32(image::kHeight, pixels.height);
-  out.add_int32(image::kWidth, pixels.width);
-  out.add_int32(image::kColorspace, pixels.channels);
-  out.add_bytes(image::kEncoded, png.data(), size);
-  return bytes;
+  if (png_image_write_to_memory(&picture, png.data(), &size, 0, pixels.data(), 0, nullptr) == 0) return false;
+  pbf_writer out(value, 4);
+  out.add_int32(1, image.height);
+  out.add_int32(2, image.width);
+  out.add_int32(3, image.channels);
+  out.add_bytes(4, png.data(), size);
+  return true;
 }
 
-/// An Event; nothing where there is nothing to show.
-std::optional<std::string> encode(const Summary& one, const std::vector<double>& edges) {
-  std::string value;
-  protozero::pbf_writer of_value(value);
-  of_value.add_string(summary::kTag, one.tag);
-  if (const auto* const scalar = std::get_if<double>(&one.value)) {
-    of_value.add_float(summary::kSimpleValue, static_cast<float>(*scalar));
-  } else if (const auto* const values = std::get_if<std::vector<float>>(&one.value)) {
-    const auto bytes = encode(*values, edges);
-    if (!bytes) return std::nullopt;
-    of_value.add_message(summary::kHistogram, *bytes);
-  } else {
-    const auto bytes = encode(std::get<Pixels>(one.value));
-    if (!bytes) return std::nullopt;
-    of_value.add_message(summary::kImage, *bytes);
-  }
-  std::string bytes;
-  protozero::pbf_writer out(bytes);
-  out.add_double(event::kWallTime, one.wall_time);
-  out.add_int64(event::kStep, one.step);
-  protozero::pbf_writer(out, event::kSummary).add_message(summary::kValue, value);
-  return bytes;
-}
-
-}  // namespace
-
-class SummaryWriter::Thread {
+class EventFile final : public SummaryWriter {
  public:
-  Thread(UniqueFd file, std::string path, const SummaryWriterOptions& options)
+  EventFile(UniqueFd file, std::string path, const SummaryWriterOptions& options)
       : file_(std::move(file)), path_(std::move(path)), options_(options) {}
-  ~Thread() { (void)close(); }
-  Thread(const Thread&) = delete;
-  Thread& operator=(const Thread&) = delete;
+  ~EventFile() override { (void)EventFile::close(); }
 
   Result<void> start() {
     std::string version, record;
-    protozero::pbf_writer out(version);
-    out.add_double(event::kWallTime, wall_time());
-    out.add_string(event::kFileVersion, "brain.Event:2");
+    pbf_writer out(version);
+    out.add_double(1, wall_time());
+    out.add_string(3, "brain.Event:2");
     append_record(record, version);
     MUSTER_OK(write(record));
     // Signals are for the program's own threads.
@@ -196,100 +145,115 @@ class SummaryWriter::Thread {
     return {};
   }
 
-  void add(std::string_view tag, std::int64_t step, decltype(Summary::value) value, std::size_t bytes) {
-    Summary made{std::string(tag), step, wall_time(), std::move(value)};
-    const std::lock_guard lock(mutex_);
-    bytes += sizeof made + tag.size();
-    if (stopping_ || error_ || bytes > options_.max_queue_bytes - queued_bytes_) {
-      ++dropped_;
-      return;
-    }
-    const std::size_t half = options_.max_queue_bytes / 2;
-    if (queue_.empty() || (queued_bytes_ <= half && queued_bytes_ + bytes > half)) changed_.notify_all();
-    queued_bytes_ += bytes;
-    queue_.push_back(std::move(made));
+  void add_scalar(std::string_view tag, double value, std::int64_t step) override {
+    add(tag, step, 0, [value](pbf_writer& out) {
+      out.add_float(2, static_cast<float>(value));
+      return true;
+    });
+  }
+  void add_histogram(std::string_view tag, std::span<const float> values, std::int64_t step) override {
+    add(tag, step, values.size_bytes(), [copy = std::vector(values.begin(), values.end())](pbf_writer& out) {
+      return muster::add_histogram(out, copy);
+    });
+  }
+  Result<void> add_image(std::string_view tag, const SummaryImage& image, std::int64_t step) override {
+    constexpr int kLargest = 1 << 15;
+    const auto within = [](int side) { return side >= 1 && side <= kLargest; };
+    const auto bytes = std::int64_t{image.height} * image.width * image.channels;
+    if (!within(image.height) || !within(image.width) || std::ssize(image.pixels) != bytes ||
+        (image.channels != 1 && image.channels != 3 && image.channels != 4))
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("add_image '{}': {} bytes for {} x {} pixels of {} channels; give height * width * "
+                      "channels bytes, 1, 3 or 4 channels, sides up to {}",
+                      tag, image.pixels.size(), image.height, image.width, image.channels, kLargest));
+    add(tag, step, image.pixels.size(),
+        [image, copy = std::vector(image.pixels.begin(), image.pixels.end())](pbf_writer& out) {
+          return muster::add_image(out, image, copy);
+        });
+    return {};
   }
 
-  Result<void> flush() {
+  Result<void> flush() override {
     std::unique_lock lock(mutex_);
-    const std::uint64_t mine = ++flushes_wanted_;
+    hurry_ = true;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return flushes_done_ >= mine || ended_; });
-    return status_locked();
+    changed_.wait(lock, [this, mine = added_] { return taken_ >= mine && !writing_; });
+    return status_;
   }
-
-  Result<void> close() {
+  Result<void> close() override {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
       changed_.notify_all();
     }
-    if (thread_.joinable()) {
-      thread_.join();
-      if (dropped_ != 0 && !error_)
-        std::fprintf(stderr, "muster: %s lacks %llu summaries: they came faster than they could be written\n",
-                     path_.c_str(), static_cast<unsigned long long>(dropped_));
-    }
-    return status();
+    if (!thread_.joinable()) return status_;
+    thread_.join();
+    if (dropped_ != 0 && status_)
+      std::fprintf(stderr, "muster: %s lacks %llu summaries: they came faster than they could be written\n",
+                   path_.c_str(), static_cast<unsigned long long>(dropped_));
+    return status_;
   }
-
-  Result<void> status() const {
-    const std::lock_guard lock(mutex_);
-    return status_locked();
-  }
-  std::uint64_t dropped() const {
+  std::uint64_t dropped() const override {
     const std::lock_guard lock(mutex_);
     return dropped_;
   }
-  const std::string& path() const { return path_; }
+  const std::string& path() const override { return path_; }
 
  private:
-  Result<void> status_locked() const {
-    if (error_) return fail(*error_);
-    return {};
+  void add(std::string_view tag, std::int64_t step, std::size_t bytes, Encode encode) {
+    Summary made{std::string(tag), step, wall_time(), std::move(encode)};
+    const std::lock_guard lock(mutex_);
+    bytes += sizeof made + tag.size();
+    if (stopping_ || !status_ || bytes > options_.max_queue_bytes - queued_bytes_) {
+      ++dropped_;
+      return;
+    }
+    queued_bytes_ += bytes;
+    ++added_;
+    queue_.push_back(std::move(made));
+    hurry_ = hurry_ || queued_bytes_ > options_.max_queue_bytes / 2;
+    if (hurry_ || queue_.size() == 1) changed_.notify_all();
   }
 
   void run() {
-    const std::vector<double> edges = histogram_edges();
     std::unique_lock lock(mutex_);
-    const auto urgent = [this] {
-      return stopping_ || flushes_wanted_ != flushes_done_ || queued_bytes_ > options_.max_queue_bytes / 2;
-    };
-    while (true) {
-      changed_.wait(lock, [&] { return urgent() || !queue_.empty(); });
-      changed_.wait_for(lock, options_.flush_interval, urgent);
-      const bool last = stopping_;
-      const std::uint64_t flushes = flushes_wanted_;
+    while (!stopping_ || !queue_.empty()) {
+      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      changed_.wait_for(lock, options_.flush_interval, [this] { return stopping_ || hurry_; });
       const std::vector<Summary> taken = std::exchange(queue_, {});
       queued_bytes_ = 0;
-      if (!error_ && !taken.empty()) {
-        lock.unlock();
-        auto written = write(taken, edges);
-        lock.lock();
-        if (!written) give_up(std::move(written.error()), taken.size());
+      hurry_ = false;
+      taken_ = added_;
+      writing_ = true;
+      lock.unlock();
+      auto written = write(taken);
+      lock.lock();
+      writing_ = false;
+      if (!written) {
+        dropped_ += taken.size();
+        if (status_)
+          std::fprintf(stderr, "muster: %s; nothing more is written to it, the run goes on\n",
+                       written.error().message.c_str());
+        status_ = std::move(written);
       }
-      flushes_done_ = flushes;
-      ended_ = last;
       changed_.notify_all();
-      if (last) return;
     }
   }
 
-  void give_up(Error error, std::size_t lost) {
-    std::fprintf(stderr, "muster: %s; nothing more is written to it, the run goes on\n",
-                 error.message.c_str());
-    error_ = std::move(error);
-    dropped_ += lost;
-  }
-
-  Result<void> write(const std::vector<Summary>& summaries, const std::vector<double>& edges) {
-    constexpr std::size_t kEnough = std::size_t{1} << 20;
-    std::string records;
+  Result<void> write(const std::vector<Summary>& summaries) {
+    std::string records, event, value;
     for (const Summary& one : summaries) {
-      if (const auto made = encode(one, edges)) append_record(records, *made);
-      if (records.size() < kEnough) continue;
-      MUSTER_OK(write(records));
-      records.clear();
+      value.clear();
+      pbf_writer of_value(value);
+      of_value.add_string(1, one.tag);
+      if (!one.encode(of_value)) continue;
+      event.clear();
+      pbf_writer of_event(event);
+      of_event.add_double(1, one.wall_time);
+      of_event.add_int64(2, one.step);
+      pbf_writer(of_event, 5).add_message(1, value);
+      append_record(records, event);
     }
     return write(records);
   }
@@ -297,92 +261,47 @@ class SummaryWriter::Thread {
   /// All of it, or nothing is left of it.
   Result<void> write(std::string_view bytes) {
     if (auto done = write_all(file_.get(), bytes); !done) {
-      (void)::ftruncate(file_.get(), static_cast<off_t>(written_));  // a torn record would hide what follows
+      (void)::ftruncate(file_.get(), static_cast<off_t>(size_));  // a torn record would hide what follows
       return fail("TensorBoard's " + path_, done.error());
     }
-    written_ += bytes.size();
+    size_ += bytes.size();
     return {};
   }
 
   const UniqueFd file_;
   const std::string path_;
   const SummaryWriterOptions options_;
-  std::uint64_t written_ = 0;  // bytes of whole records; the thread's
+  std::uint64_t size_ = 0;  // of the file; the thread's
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Summary> queue_;
   std::size_t queued_bytes_ = 0;
-  std::uint64_t dropped_ = 0, flushes_wanted_ = 0, flushes_done_ = 0;
-  std::optional<Error> error_;
-  bool stopping_ = false, ended_ = false;
+  std::uint64_t added_ = 0, taken_ = 0, dropped_ = 0;
+  Result<void> status_;
+  bool hurry_ = false, writing_ = false, stopping_ = false;
   std::thread thread_;
 };
 
-SummaryWriter::SummaryWriter(std::unique_ptr<Thread> thread) : thread_(std::move(thread)) {}
-SummaryWriter::~SummaryWriter() = default;
+}  // namespace
 
 Result<std::unique_ptr<SummaryWriter>> SummaryWriter::create(const std::string& log_dir,
                                                              const SummaryWriterOptions& options) {
   std::error_code error;
   std::filesystem::create_directories(log_dir, error);
   if (error) return fail(errno_error("TensorBoard's directory " + log_dir, error.value()));
-  char host[256] = "";
-  if (::gethostname(host, sizeof host - 1) != 0) std::strcpy(host, "localhost");
+  char host[256] = "localhost";
+  (void)::gethostname(host, sizeof host - 1);
+  const auto now = static_cast<std::int64_t>(wall_time());
   std::string path;
   UniqueFd file;
   for (int n = 0; !file; ++n) {
-    path = fmt::format("{}/events.out.tfevents.{:010}.{}.{}.{}", log_dir,
-                       static_cast<std::int64_t>(wall_time()), host, ::getpid(), n);
+    path = fmt::format("{}/events.out.tfevents.{:010}.{}.{}.{}", log_dir, now, host, ::getpid(), n);
     file.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666));
     if (!file && errno != EEXIST) return fail(errno_error("TensorBoard's " + path, errno));
   }
-  auto thread = std::make_unique<Thread>(std::move(file), std::move(path), options);
-  MUSTER_OK(thread->start());
-  // NOLINTNEXTLINE(cppcoreguidelines-owning-memory): private constructor
-  return std::unique_ptr<SummaryWriter>(new SummaryWriter(std::move(thread)));
-}
-
-void SummaryWriter::add_scalar(std::string_view tag, double value, std::int64_t step) {
-  thread_->add(tag, step, value, 0);
-}
-
-void SummaryWriter::add_histogram(std::string_view tag, std::span<const float> values, std::int64_t step) {
-  thread_->add(tag, step, std::vector<float>(values.begin(), values.end()), values.size_bytes());
-}
-
-Result<void> SummaryWriter::add_image(std::string_view tag, const SummaryImage& image, std::int64_t step) {
-  constexpr int kLargest = 1 << 15;
-  const bool fits =
-      image.height >= 1 && image.height <= kLargest && image.width >= 1 && image.width <= kLargest &&
-      (image.channels == 1 || image.channels == 3 || image.channels == 4) &&
-      image.pixels.size() == static_cast<std::size_t>(image.height) * static_cast<std::size_t>(image.width) *
-                                 static_cast<std::size_t>(image.channels);
-  if (!fits)
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("add_image '{}': {} bytes for {} x {} pixels of {} channels; give height * width * "
-                    "channels bytes, 1, 3 or 4 channels, sides up to {}",
-                    tag, image.pixels.size(), image.height, image.width, image.channels, kLargest));
-  thread_->add(tag, step,
-               Pixels{{image.pixels.begin(), image.pixels.end()}, image.height, image.width, image.channels},
-               image.pixels.size());
-  return {};
-}
-
-Result<void> SummaryWriter::flush() {
-  return thread_->flush();
-}
-Result<void> SummaryWriter::close() {
-  return thread_->close();
-}
-Result<void> SummaryWriter::status() const {
-  return thread_->status();
-}
-std::uint64_t SummaryWriter::dropped() const {
-  return thread_->dropped();
-}
-const std::string& SummaryWriter::path() const {
-  return thread_->path();
+  auto made = std::make_unique<EventFile>(std::move(file), std::move(path), options);
+  MUSTER_OK(made->start());
+  return made;
 }
 
 }  // namespace muster

@@ -48,6 +48,7 @@ TEST_CASE("a profile has each layer once, and fused layers count the same") {
   const ModelProfile single = counted(nn::garment_classifier({.fuse = false}), MacRule::kNew);
   REQUIRE(fused.macs == 281'640);
   REQUIRE(fused.parameters == 44'426);
+  REQUIRE(counted(nn::lenet5(), MacRule::kPure).macs == 416'520);
   REQUIRE(single.macs == fused.macs);
   REQUIRE(single.parameters == fused.parameters);
   REQUIRE(fused.layers.size() < single.layers.size());

@@ -216,7 +216,6 @@ class Model {
   /// In the order in which they run; of those that were fused, the one that runs.
   [[nodiscard]] std::vector<OperationInfo> operations() const;
   [[nodiscard]] std::int64_t num_parameters() const;
-  [[nodiscard]] std::int64_t macs_per_sample() const;
   /// Elements of the parameter arena, gaps included; the gradient arena and an optimizer's state have the
   /// same layout.
   [[nodiscard]] std::size_t arena_elements() const { return arena_elements_; }

@@ -5,9 +5,10 @@
 // file). Without a Profiler, and outside its window, a step costs what it costs without. Each rank makes its
 // own, used by the model's thread; every rank calls step() equally often.
 // On a GPU the ranges are those of the host, which launches kernels and goes on: they say nothing of how long
-// a kernel runs. For that emit_nvtx puts the same ranges into Nsight Systems' timeline, beside the kernels
-// (nsys profile muster ...). A step that is replayed as a CUDA graph is one range: make the trainer with
-// TrainerOptions{.capture = false} to see its parts. Source: torch.profiler, the Trace Event Format.
+// a kernel runs. For that the recorded steps have the same ranges as NVTX ranges, which Nsight Systems shows
+// beside the kernels (nsys profile muster ...). A step that is replayed as a CUDA graph is one range: make
+// the trainer with TrainerOptions{.capture = false} to see its parts. Source: torch.profiler, the Trace Event
+// Format.
 #pragma once
 
 #include <cstdint>
@@ -31,34 +32,31 @@ struct ProfilerSchedule {
 struct ProfilerOptions {
   ProfilerSchedule schedule;
   std::string path = "trace.json";  ///< written by rank 0, whole or not at all
-  bool emit_nvtx = false;           ///< NVTX ranges too, in the steps that are recorded; without CUDA nothing
 };
 
-class Tracer;
+class TraceRange;
 
 class Profiler {
  public:
   /// `group` outlives the profiler. kInvalidArgument: a negative number of steps, or none active.
   [[nodiscard]] static Result<std::unique_ptr<Profiler>> create(const Compute& compute, ProcessGroup& group,
                                                                 const ProfilerOptions& options = {});
-  ~Profiler();
+  virtual ~Profiler() = default;
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
   /// A step has ended. After the last active one this is a collective, in which rank 0 writes the file: kIo
-  /// on rank 0 if it cannot, the group's error on any.
-  [[nodiscard]] Result<void> step();
+  /// on rank 0 if it cannot, the group's error on any. Afterwards it does nothing.
+  [[nodiscard]] virtual Result<void> step() = 0;
   /// The file is written, or could not be.
-  [[nodiscard]] bool is_done() const;
+  [[nodiscard]] virtual bool is_done() const = 0;
 
- private:
-  struct State;
-  explicit Profiler(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+ protected:
+  Profiler() = default;
 };
 
 /// torch.profiler.record_function: a range of the program's own in the timeline, until the end of the scope;
-/// for example "data". Nothing where no profiler records.
+/// for example "data". `name` lives as long. Nothing where no profiler records.
 class RecordFunction {
  public:
   RecordFunction(const Compute& compute, std::string_view name);
@@ -67,7 +65,7 @@ class RecordFunction {
   RecordFunction& operator=(const RecordFunction&) = delete;
 
  private:
-  Tracer* tracer_;
+  std::unique_ptr<TraceRange> range_;
 };
 
 }  // namespace muster

@@ -3,8 +3,8 @@
 // shows while training goes on. A thread of its own builds histograms, compresses images and writes: every
 // two seconds, at flush() and at the end. add_*() copies what it is given into a bounded queue and never
 // waits: when the disk is too slow and the queue is full, the summary is dropped and counted, and close()
-// says how many were. An error of the disk ends the writing, not the run: it is printed once, flush(),
-// close() and status() return it, and what is added later is dropped. Thread-safe. One rank writes, usually
+// says how many were. An error of the disk ends the writing, not the run: it is printed once, flush() and
+// close() return it, and what is added later is dropped. Thread-safe. One rank writes, usually
 // rank 0. Source: torch.utils.tensorboard.SummaryWriter, tensorboard/compat/proto/{event,summary}.proto.
 #pragma once
 
@@ -40,32 +40,29 @@ class SummaryWriter {
   [[nodiscard]] static Result<std::unique_ptr<SummaryWriter>> create(
       const std::string& log_dir, const SummaryWriterOptions& options = {});
   /// close().
-  ~SummaryWriter();
+  virtual ~SummaryWriter() = default;
   SummaryWriter(const SummaryWriter&) = delete;
   SummaryWriter& operator=(const SummaryWriter&) = delete;
 
-  void add_scalar(std::string_view tag, double value, std::int64_t step);
+  virtual void add_scalar(std::string_view tag, double value, std::int64_t step) = 0;
   /// In TensorBoard's default buckets, each limit 1.1 times the one before. Values that are not finite are
-  /// left out.
-  void add_histogram(std::string_view tag, std::span<const float> values, std::int64_t step);
+  /// left out; a histogram without any other is not written.
+  virtual void add_histogram(std::string_view tag, std::span<const float> values, std::int64_t step) = 0;
   /// kInvalidArgument: sizes that do not fit the pixels, or not 1, 3 or 4 channels.
-  [[nodiscard]] Result<void> add_image(std::string_view tag, const SummaryImage& image, std::int64_t step);
+  [[nodiscard]] virtual Result<void> add_image(std::string_view tag, const SummaryImage& image,
+                                               std::int64_t step) = 0;
 
-  /// Waits until all that was added is in the file (not: on the disk).
-  [[nodiscard]] Result<void> flush();
-  /// flush() and the end of the thread; what is added later is dropped.
-  [[nodiscard]] Result<void> close();
+  /// Waits until all that was added is in the file (not: on the disk). Returns the first error of the disk.
+  [[nodiscard]] virtual Result<void> flush() = 0;
+  /// flush() and the end of the thread. By one thread.
+  [[nodiscard]] virtual Result<void> close() = 0;
 
-  /// The first error of the disk.
-  [[nodiscard]] Result<void> status() const;
-  /// Summaries that were not written, because the queue was full or the disk failed.
-  [[nodiscard]] std::uint64_t dropped() const;
-  [[nodiscard]] const std::string& path() const;
+  /// Summaries that were not written: the queue was full, the disk failed, or they came after close().
+  [[nodiscard]] virtual std::uint64_t dropped() const = 0;
+  [[nodiscard]] virtual const std::string& path() const = 0;
 
- private:
-  class Thread;
-  explicit SummaryWriter(std::unique_ptr<Thread> thread);
-  std::unique_ptr<Thread> thread_;
+ protected:
+  SummaryWriter() = default;
 };
 
 }  // namespace muster
