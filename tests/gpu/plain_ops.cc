@@ -37,7 +37,11 @@ struct PlainConv final : PreparedConv2d {
             }
   }
 
-  void forward(const float* x, const float* w, const float* b, float* y, void* /*workspace*/) override {
+  void forward(const void* x_at, const void* w_at, const void* b_at, void* y_at,
+               void* /*workspace*/) override {
+    const auto *x = static_cast<const float*>(x_at), *w = static_cast<const float*>(w_at);
+    const auto* b = static_cast<const float*>(b_at);
+    auto* y = static_cast<float*>(y_at);
     const int pixels = s.out_height() * s.out_width();
     for (int k = 0; k < s.batch * s.out_channels; ++k)
       std::fill_n(y + k * pixels, pixels, b[k % s.out_channels]);
@@ -46,8 +50,11 @@ struct PlainConv final : PreparedConv2d {
     });
   }
 
-  void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
+  void backward(const void* x_at, const void* w_at, const void* dy_at, void* dx_at, float* dw, float* db,
                 void* /*workspace*/) override {
+    const auto *x = static_cast<const float*>(x_at), *w = static_cast<const float*>(w_at);
+    const auto* dy = static_cast<const float*>(dy_at);
+    auto* dx = static_cast<float*>(dx_at);
     const int pixels = s.out_height() * s.out_width();
     std::fill_n(db, s.out_channels, 0.0F);
     for (int k = 0; k < s.batch * s.out_channels; ++k)

@@ -10,16 +10,16 @@ using namespace muster::testing;
 
 namespace {
 
-Result<TrainerRun::Outcome> train(Member& member, bool capture) {
-  TrainerRun run;
+Result<TrainerRun::Outcome> train(Member& member, bool capture, DType autocast) {
+  TrainerRun run(autocast);
   MUSTER_OK(run.start(member.kernels->device(), *member.group, capture));
   return run.run();
 }
 
-std::string captured_equals_called(Member& member, int size) {
-  const auto called = train(member, false);
+std::string captured_equals_called(Member& member, int size, DType autocast = DType::kFloat32) {
+  const auto called = train(member, false, autocast);
   if (!called) return text_of(called.error());
-  const auto captured = train(member, true);
+  const auto captured = train(member, true, autocast);
   if (!captured) return text_of(captured.error());
   EXPECT(captured->same_results(*called));
   EXPECT(called->num_replays == 0);
@@ -35,7 +35,9 @@ TEST_CASE("a trainer that replays its steps on a GPU computes the same bits as o
   run(1, [&](int rank) -> std::string {
     Member member;
     STEP(member.join(directory, rank, 1));
-    return captured_equals_called(member, 1);
+    for (const DType autocast : {DType::kFloat32, DType::kBFloat16})
+      if (const std::string wrong = captured_equals_called(member, 1, autocast); !wrong.empty()) return wrong;
+    return "";
   });
 }
 

@@ -54,6 +54,9 @@ enum class Feed { kResident, kBytes, kFloats };
 
 class TrainerRun {
  public:
+  explicit TrainerRun(DType autocast = DType::kFloat32)
+      : model_(nn::garment_classifier({.autocast = autocast})) {}
+
   static constexpr int kImages = 44, kBatch = 4, kEpochs = 5;
   /// Of one rank of `world`: 22 samples for two ranks are 5 whole batches and one of 2.
   static constexpr int samples(int world) { return kImages / world - (world == 1 ? 2 : 0); }
@@ -166,7 +169,7 @@ class TrainerRun {
   FloatImages floats_{};
   Feed feed_ = Feed::kResident;
   Compute compute_;
-  nn::Model model_ = nn::garment_classifier();
+  nn::Model model_;
   std::unique_ptr<DistributedDataParallel> ddp_;
   DeviceDataset data_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -14,6 +14,7 @@
 #include "worker_runtime/core/sha256.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
+#include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/ops/linear/linear.h"
 #include "worker_runtime/ops/max_pool/max_pool.h"
 #include "worker_runtime/ops/shape_text.h"
@@ -237,14 +238,30 @@ Result<void> Model::allocate(const Compute& compute, float* gradient_arena) {
   params_ = static_cast<float*>(params);
   grads_ = gradient_arena;
   buffer_arena_ = static_cast<float*>(buffers);
+  if (autocast_ != DType::kFloat32) {
+    MUSTER_TRY(void* const half, compute->allocate(arena_elements_ * sizeof(std::uint16_t)));
+    half_params_ = static_cast<std::uint16_t*>(half);
+  }
   MUSTER_TRY(void* const random, compute->allocate(sizeof(RandomState)));
   random_ = static_cast<RandomState*>(random);
   write_random_state(host_random_);
   compute_->copy_to_device(params_, host_params_.data(), arena_bytes());
+  round_params();
   compute_->copy_to_device(buffer_arena_, host_buffers_.data(), buffer_elements_ * sizeof(float));
   host_params_ = {};
   host_buffers_ = {};
   return {};
+}
+
+void Model::round_params() const {
+  if (half_params_ == nullptr) return;
+  Frame frame;
+  frame.device = compute_.get();
+  frame.stream = compute_->stream();
+  cast(frame, {.from = params_,
+               .to = half_params_,
+               .to_dtype = autocast_,
+               .count = static_cast<std::int64_t>(arena_elements_)});
 }
 
 std::vector<float> Model::read(const float* arena, std::size_t elements,
@@ -303,6 +320,7 @@ void Model::write(std::span<const float> arena, float* device, std::vector<float
 
 void Model::write_params(std::span<const float> arena) {
   write(arena, params_, host_params_, arena_elements_);
+  round_params();
 }
 void Model::write_buffers(std::span<const float> arena) {
   write(arena, buffer_arena_, host_buffers_, buffer_elements_);

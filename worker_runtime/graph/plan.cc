@@ -82,7 +82,7 @@ class Model::PlanBuilder {
 
   Result<std::unique_ptr<Plan>> build() {
     find_gradients();
-    choose_types();
+    choose_formats();
     MUSTER_OK(prepare());
     place_activations();
     place_gradients();
@@ -109,7 +109,7 @@ class Model::PlanBuilder {
     return std::accumulate(shape.begin(), shape.end(), std::int64_t{batch_}, std::multiplies<>());
   }
   std::size_t bytes_of(int value) const {
-    return static_cast<std::size_t>(elements_of(value)) * size_of(at(dtype_of_, value));
+    return static_cast<std::size_t>(elements_of(value)) * size_of(at(kept_in_, value).dtype);
   }
 
   /// The operations that have a gradient to compute: those behind a parameter on whose output the loss
@@ -130,33 +130,51 @@ class Model::PlanBuilder {
         for (const int input : inputs(i)) at(reached_, input) = true;
   }
 
-  /// What each operation computes in and each value is kept in. The model's output is float32 whatever it was
-  /// computed in.
-  void choose_types() {
-    dtype_of_.assign(model_.shapes_.size(), kF32);
-    computed_in_.assign(static_cast<std::size_t>(n_), kF32);
-    if (model_.autocast_ == kF32) return;
+  /// A format of one value: what lies in memory alike is NCHW.
+  TensorFormat format_of(int value, const TensorFormat& format) const {
+    const Shape& shape = at(model_.shapes_, value);
+    const bool alike = shape.size() != 3 || shape[0] == 1 || shape[1] * shape[2] == 1;
+    return {format.dtype, alike ? Layout::kNCHW : format.layout};
+  }
+
+  /// What each operation computes in, and each value is kept in: as the operation that makes it computes it,
+  /// but in the type that autocast says; NCHW where a view reads it. The model's input and output are float32
+  /// NCHW.
+  void choose_formats() {
+    kept_in_.assign(model_.shapes_.size(), {});
+    computed_in_.assign(static_cast<std::size_t>(n_), {});
+    rounded_to_.assign(static_cast<std::size_t>(n_), kF32);
+    std::vector<bool> is_viewed(model_.shapes_.size(), false);
+    for (int i = 0; i < n_; ++i)
+      if (is_view(i)) at(is_viewed, inputs(i)[0]) = true;
     for (int i = 0; i < n_; ++i) {
       if (operation(i) == nullptr) continue;
       const Autocast policy = operation(i)->autocast();
       const bool lower =
           policy == Autocast::kLower ||
           (policy == Autocast::kPromote && std::none_of(inputs(i).begin(), inputs(i).end(), [&](int input) {
-             return at(dtype_of_, input) == kF32;
+             return at(kept_in_, input).dtype == kF32;
            }));
-      if (lower) at(computed_in_, i) = at(dtype_of_, i + 1) = model_.autocast_;
+      const TensorFormat offered{lower ? model_.autocast_ : kF32, at(kept_in_, inputs(i)[0]).layout};
+      const TensorFormat format = is_view(i) ? offered : operation(i)->format(*model_.compute_, offered);
+      at(computed_in_, i) = format;
+      if (format.dtype != offered.dtype) at(rounded_to_, i) = offered.dtype;
+      at(kept_in_, i + 1) =
+          format_of(i + 1, {offered.dtype, at(is_viewed, i + 1) ? Layout::kNCHW : format.layout});
     }
     for (int value = model_.output_;; value = inputs(value - 1)[0]) {
-      at(dtype_of_, value) = kF32;
-      if (value == 0 || !is_view(value - 1)) return;
+      at(kept_in_, value) = {};
+      if (value == 0 || !is_view(value - 1)) break;
     }
+    for (int i = 0; i < n_; ++i)
+      if (is_view(i)) at(kept_in_, i + 1) = at(kept_in_, inputs(i)[0]);
   }
 
   Result<void> prepare() {
     prepared_.resize(static_cast<std::size_t>(n_));
     for (int i = 0; i < n_; ++i)
       if (operation(i) != nullptr && !is_view(i)) {
-        auto prepared = operation(i)->prepare(*model_.compute_, batch_);
+        auto prepared = operation(i)->prepare(*model_.compute_, batch_, at(computed_in_, i));
         if (!prepared) return fail(name_of(i), std::move(prepared).error());
         at(prepared_, i) = *std::move(prepared);
       }
@@ -222,12 +240,17 @@ class Model::PlanBuilder {
     }
   }
 
-  /// Whether an operation sees a float32 copy of a value: one that is kept in or rounded to another type.
-  bool is_staged(int i, int value) const {
-    return at(dtype_of_, value) != kF32 || at(computed_in_, i) != kF32;
+  /// Whether an operation that reads a value, or else writes it, does so in a copy: of another format, or
+  /// rounded.
+  bool is_copied(int i, int value, bool reads) const {
+    return at(kept_in_, value) != format_of(value, at(computed_in_, i)) ||
+           (reads && at(rounded_to_, i) != kF32);
+  }
+  std::size_t copy_bytes(int i, int value) const {
+    return aligned(static_cast<std::size_t>(elements_of(value)) * size_of(at(computed_in_, i).dtype));
   }
   bool rounds_parameters(int i) const {
-    return at(computed_in_, i) != kF32 && operation(i)->autocast() == Autocast::kLower;
+    return at(rounded_to_, i) != kF32 && operation(i)->autocast() == Autocast::kLower;
   }
   static std::size_t aligned(std::size_t bytes) {
     constexpr std::size_t kAlignment = MemoryPlan::kAlignment;
@@ -245,13 +268,13 @@ class Model::PlanBuilder {
   std::size_t workspace_bytes(int i, bool backward) const {
     std::size_t bytes = own_workspace_bytes(i);
     for (const int input : inputs(i)) {
-      if (is_staged(i, input) && (!backward || operation(i)->backward_reads_x()))
-        bytes += float_bytes(elements_of(input));
-      if (backward && at(dtype_of_, input) != kF32) bytes += float_bytes(elements_of(input));
+      if (is_copied(i, input, true) && (!backward || operation(i)->backward_reads_x()))
+        bytes += copy_bytes(i, input);
+      if (backward && is_copied(i, input, false)) bytes += copy_bytes(i, input);
     }
-    if (at(dtype_of_, i + 1) != kF32 && (!backward || operation(i)->backward_reads_y()))
-      bytes += float_bytes(elements_of(i + 1));
-    if (backward && is_staged(i, i + 1)) bytes += float_bytes(elements_of(i + 1));
+    if (is_copied(i, i + 1, false) && (!backward || operation(i)->backward_reads_y()))
+      bytes += copy_bytes(i, i + 1);
+    if (backward && is_copied(i, i + 1, true)) bytes += copy_bytes(i, i + 1);
     if (rounds_parameters(i))
       for (const ParameterSpec& spec : operation(i)->parameters())
         bytes += float_bytes(
@@ -265,7 +288,8 @@ class Model::PlanBuilder {
     Tensor made;
     if (block != kNever) made.data = place(block);
     made.device = model_.compute_->type();
-    made.dtype = at(dtype_of_, value);
+    made.dtype = at(kept_in_, value).dtype;
+    made.layout = at(kept_in_, value).layout;
     const Shape& shape = at(model_.shapes_, value);
     made.rank = static_cast<int>(shape.size()) + 1;
     made.dims[0] = batch_;
@@ -314,7 +338,7 @@ class Model::PlanBuilder {
       step.prepared = std::move(at(prepared_, i));
       for (std::size_t k = 0; k < inputs(i).size(); ++k)
         if (const int into = at(sum_of_, i)[k]; into != kNever) {
-          const DType dtype = at(dtype_of_, inputs(i)[k]);
+          const DType dtype = at(kept_in_, inputs(i)[k]).dtype;
           step.after_backward.push_back(
               {place(at(dx_of_, i)[k]), place(into), dtype, dtype, kF32, true, 1, elements_of(inputs(i)[k])});
         }
@@ -347,45 +371,48 @@ class Model::PlanBuilder {
       const std::size_t offset = model_.parameters_[next_parameter_].offset;
       frame.params.push_back(model_.params_ + offset);
       frame.grads.push_back(model_.grads_ + offset);
+      if (operation(i)->autocast() == Autocast::kLower && at(computed_in_, i).dtype != kF32)
+        frame.half_params.push_back(model_.half_params_ + offset);
     }
     for (; next_buffer_ < model_.buffers_.size() && model_.buffers_[next_buffer_].operation == i;
          ++next_buffer_)
       frame.buffers.push_back(model_.buffer_arena_ + model_.buffers_[next_buffer_].offset);
   }
 
-  /// Replaces a frame's tensors by float32 copies where workspace_bytes() counts one, and says when to
-  /// convert.
+  /// Replaces a frame's tensors by copies where workspace_bytes() counts one, and says when to convert.
   void stage(int i, bool backward, Plan::Step& step) const {
     Frame& frame = backward ? step.backward : step.forward;
     std::vector<Cast>& before = backward ? step.before_backward : step.before_forward;
     std::vector<Cast>& after = backward ? step.after_backward : step.after_forward;
-    const DType through = at(computed_in_, i);
+    const DType through = at(rounded_to_, i);
     frame.workspace = place(at(backward ? backward_workspace_ : forward_workspace_, i));
     std::uint8_t* next = frame.workspace + own_workspace_bytes(i);
-    const auto copy_of = [&](Tensor& tensor) {
+    const auto copy_of = [&](Tensor& tensor, int value) {
+      const TensorFormat format = format_of(value, at(computed_in_, i));
       tensor.data = next;
-      tensor.dtype = kF32;
-      next += float_bytes(tensor.count());
+      tensor.dtype = format.dtype;
+      tensor.layout = format.layout;
+      next += copy_bytes(i, value);
     };
-    const auto read = [&](Tensor& tensor) {
+    const auto read = [&](Tensor& tensor, int value) {
       const Tensor kept = tensor;
-      if (kept.dtype == kF32 && through == kF32) return;
-      copy_of(tensor);
-      before.push_back({kept.data, tensor.data, kept.dtype, kF32, through, false, 1, kept.count()});
+      if (!is_copied(i, value, true)) return;
+      copy_of(tensor, value);
+      before.push_back(conversion(kept, tensor, through));
     };
-    const auto written = [&](Tensor& tensor) {
+    const auto written = [&](Tensor& tensor, int value) {
       const Tensor kept = tensor;
-      if (!kept || (kept.dtype == kF32 && through == kF32)) return;
-      if (kept.dtype != kF32) copy_of(tensor);
-      after.push_back({tensor.data, kept.data, kF32, kept.dtype, through, false, 1, kept.count()});
+      if (!kept || !is_copied(i, value, true)) return;
+      if (is_copied(i, value, false)) copy_of(tensor, value);
+      after.push_back(conversion(tensor, kept, through));
     };
-    if (!backward || operation(i)->backward_reads_x())
-      for (Tensor& x : frame.x) read(x);
-    if (!backward) written(frame.y);
-    if (backward && operation(i)->backward_reads_y() && frame.y.dtype != kF32) read(frame.y);
+    for (std::size_t k = 0; k < inputs(i).size(); ++k)
+      if (!backward || operation(i)->backward_reads_x()) read(frame.x[k], inputs(i)[k]);
+    if (!backward) written(frame.y, i + 1);
+    if (backward && operation(i)->backward_reads_y() && is_copied(i, i + 1, false)) read(frame.y, i + 1);
     if (backward) {
-      read(frame.dy);
-      for (Tensor& dx : frame.dx) written(dx);
+      read(frame.dy, i + 1);
+      for (std::size_t k = 0; k < inputs(i).size(); ++k) written(frame.dx[k], inputs(i)[k]);
     }
     if (!rounds_parameters(i)) return;
     const std::size_t first = parameter_of_[static_cast<std::size_t>(i)];
@@ -393,7 +420,8 @@ class Model::PlanBuilder {
       const auto count = static_cast<std::int64_t>(model_.parameters_[first + k].count);
       auto* const copy = reinterpret_cast<float*>(next);
       next += float_bytes(count);
-      before.push_back({frame.params[k], copy, kF32, kF32, through, false, 1, count});
+      before.push_back({model_.half_params_ + model_.parameters_[first + k].offset, copy, through, kF32, kF32,
+                        false, 1, count});
       frame.params[k] = copy;
       if (backward) after.push_back({frame.grads[k], frame.grads[k], kF32, kF32, through, false, 1, count});
     }
@@ -407,9 +435,10 @@ class Model::PlanBuilder {
   MemoryPlan memory_;
   MemoryPlan::Layout layout_;
   std::uint8_t* base_ = nullptr;
-  std::vector<bool> wanted_, reached_;                       // per value
-  std::vector<DType> dtype_of_;                              // per value
-  std::vector<DType> computed_in_;                           // per operation
+  std::vector<bool> wanted_, reached_;     // per value
+  std::vector<TensorFormat> kept_in_;      // per value
+  std::vector<TensorFormat> computed_in_;  // per operation
+  std::vector<DType> rounded_to_;  // per operation: what its float32 values are rounded to, if to anything
   std::vector<int> block_of_, gradient_of_;                  // per value
   std::vector<int> saved_of_;                                // per operation
   std::vector<std::vector<int>> dx_of_, sum_of_;             // per operation and input

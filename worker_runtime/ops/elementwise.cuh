@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "worker_runtime/device/cuda/launch.cuh"
+#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/portable.h"
 
 namespace muster::nn::cuda {
@@ -30,28 +31,35 @@ int for_each_element(std::int64_t count, void* stream, Body body) {
   return launch<element_kernel<Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
 }
 
-/// Neighbouring values, brought and written by one instruction where there are four.
+/// Neighbouring values, in memory of type T (float, Bf16, F16), brought and written by one instruction.
 template <int N>
 struct Lanes {
   float v[N];
 };
+template <int N, class T>
+struct alignas(N * sizeof(T)) Stored {
+  T v[N];
+};
 
-template <int N>
-__device__ __forceinline__ Lanes<N> load(const float* from) {
-  if constexpr (N == 1) {
-    return {{*from}};
-  } else {
-    const float4 four = *reinterpret_cast<const float4*>(from);
-    return {{four.x, four.y, four.z, four.w}};
-  }
+/// As many as 16 bytes hold.
+template <class T>
+inline constexpr int kLanes = static_cast<int>(16 / sizeof(T));
+
+template <int N, class T>
+__device__ __forceinline__ Lanes<N> load(const T* from) {
+  const Stored<N, T> stored = *reinterpret_cast<const Stored<N, T>*>(from);
+  Lanes<N> values;
+#pragma unroll
+  for (int l = 0; l < N; ++l) values.v[l] = to_float(stored.v[l]);
+  return values;
 }
 
-template <int N>
-__device__ __forceinline__ void store(float* to, const Lanes<N>& values) {
-  if constexpr (N == 1)
-    *to = values.v[0];
-  else
-    *reinterpret_cast<float4*>(to) = make_float4(values.v[0], values.v[1], values.v[2], values.v[3]);
+template <int N, class T>
+__device__ __forceinline__ void store(T* to, const Lanes<N>& values) {
+  Stored<N, T> stored;
+#pragma unroll
+  for (int l = 0; l < N; ++l) stored.v[l] = from_float<T>(values.v[l]);
+  *reinterpret_cast<Stored<N, T>*>(to) = stored;
 }
 
 /// What a thread of the grid does of it.
@@ -73,20 +81,19 @@ __global__ void lane_kernel(std::int64_t count, Body body) {
 
 /// Whether all (nullptr too) lie at multiples of 16 bytes.
 inline bool are_aligned(std::initializer_list<const void*> arrays) {
-  return std::all_of(arrays.begin(), arrays.end(), [](const void* array) {
-    return reinterpret_cast<std::uintptr_t>(array) % sizeof(float4) == 0;
-  });
+  return std::all_of(arrays.begin(), arrays.end(),
+                     [](const void* array) { return reinterpret_cast<std::uintptr_t>(array) % 16 == 0; });
 }
 
-/// body.at<4>(i) for four neighbours from i on where `arrays` are aligned, else and for what is left
-/// body.at<1>(i).
-template <class Body>
+/// body.at<N>(i) for N neighbours from i on, as many T as 16 bytes hold, where `arrays` are aligned, else and
+/// for what is left body.at<1>(i).
+template <class T = float, class Body>
 int for_each_lane(std::int64_t count, void* stream, Body body, std::initializer_list<const void*> arrays) {
   const bool aligned = are_aligned(arrays);
-  const int lanes = aligned ? 4 : 1;
+  const int lanes = aligned ? kLanes<T> : 1;
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>((count + kBlock * lanes - 1) / (kBlock * lanes), 1 << 20));
-  if (aligned) return launch<lane_kernel<4, Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
+  if (aligned) return launch<lane_kernel<kLanes<T>, Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
   return launch<lane_kernel<1, Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
 }
 

@@ -107,24 +107,32 @@ void Optimizer::run() const {
   const GradScalerOptions scaler = scaler_.value_or(GradScalerOptions{.growth_interval = 0});
   const optim::BeginOptions options{options_.max_grad_norm, scaler.growth_factor, scaler.backoff_factor,
                                     scaler.growth_interval};
-  const Update work{compute->stream() != nullptr ? DeviceType::kCuda : DeviceType::kCpu,
-                    compute->stream(),
-                    model_->params(),
-                    grads,
-                    count,
-                    arenas_,
-                    state_};
+  Update work{compute->stream() != nullptr ? DeviceType::kCuda : DeviceType::kCpu,
+              compute->stream(),
+              model_->params(),
+              grads,
+              count,
+              arenas_,
+              state_};
+  if (writes_half_params()) {
+    work.half_params = model_->half_params();
+    work.half_dtype = model_->autocast();
+  }
   const bool begins = sums_ != nullptr || options_.counts_steps;
 #ifdef MUSTER_HAS_CUDA
   if (work.device == DeviceType::kCuda) {
     if (begins)
       compute->report_cuda(optim::cuda::begin(options, grads, count, sums_, state_, work.stream),
                            "optimizer");
-    return compute->report_cuda(update(work), "optimizer");
+    compute->report_cuda(update(work), "optimizer");
+    if (work.half_params == nullptr) model_->round_params();
+    return;
   }
 #endif
   if (begins) optim::begin_step(options, sums_ == nullptr ? 0 : sum_of_squares(grads, count), *state_);
-  if (state_->found_inf == 0) (void)update(work);
+  if (state_->found_inf != 0) return;
+  (void)update(work);
+  model_->round_params();
 }
 
 OptimizerState Optimizer::read_state() const {
@@ -178,7 +186,8 @@ std::span<const std::string_view> Sgd::arena_names() const {
 int Sgd::update(const Update& u) const {
 #ifdef MUSTER_HAS_CUDA
   if (u.device == DeviceType::kCuda)
-    return optim::cuda::sgd(options_, u.state, u.params, u.grads, u.arenas[0], u.count, u.stream);
+    return optim::cuda::sgd(options_, u.state, u.params, u.grads, u.arenas[0], u.count, u.stream,
+                            {u.half_params, u.half_dtype});
 #endif
   optim::sgd_update(options_, *u.state, u.params, u.grads, u.arenas[0], u.count);
   return 0;
@@ -204,7 +213,7 @@ int AdamW::update(const Update& u) const {
 #ifdef MUSTER_HAS_CUDA
   if (u.device == DeviceType::kCuda)
     return optim::cuda::adamw(options_, u.state, u.params, u.grads, u.arenas[0], u.arenas[1], u.count,
-                              u.stream);
+                              u.stream, {u.half_params, u.half_dtype});
 #endif
   optim::adamw_update(options_, *u.state, u.params, u.grads, u.arenas[0], u.arenas[1], u.count);
   return 0;

@@ -41,19 +41,32 @@ __global__ void send_kernel(StepState* state, float lr, float momentum, float gr
   state->grad_scale = state->factor = grad_scale;
 }
 
+/// New parameters from i on, and their copies.
+template <int N>
+__device__ __forceinline__ void store_params(float* params, const HalfCopy& half, std::int64_t i,
+                                             const Lanes<N>& values) {
+  store(params + i, values);
+  if (half.to == nullptr) return;
+  if (half.dtype == DType::kBFloat16)
+    store(reinterpret_cast<nn::Bf16*>(half.to) + i, values);
+  else
+    store(reinterpret_cast<nn::F16*>(half.to) + i, values);
+}
+
 struct SgdBody {
   SgdOptions options;
   const StepState* state;
   float* params;
   const float* grads;
   float* velocity;
+  HalfCopy half;
   template <int N>
   __device__ void at(std::int64_t i) const {
     if (state->found_inf != 0) return;
     Lanes<N> param = load<N>(params + i), moved = load<N>(velocity + i);
     const Lanes<N> grad = load<N>(grads + i);
     for (int l = 0; l < N; ++l) sgd_element(options, *state, param.v[l], grad.v[l], moved.v[l]);
-    store(params + i, param);
+    store_params(params, half, i, param);
     store(velocity + i, moved);
   }
 };
@@ -63,12 +76,13 @@ struct AdamWBody {
   float* params;
   const float* grads;
   float *exp_avg, *exp_avg_sq;
+  HalfCopy half;
   template <int N>
   __device__ void at(std::int64_t i) const {
     Lanes<N> param = load<N>(params + i), mean = load<N>(exp_avg + i), square = load<N>(exp_avg_sq + i);
     const Lanes<N> grad = load<N>(grads + i);
     for (int l = 0; l < N; ++l) adamw_element(factors, param.v[l], grad.v[l], mean.v[l], square.v[l]);
-    store(params + i, param);
+    store_params(params, half, i, param);
     store(exp_avg + i, mean);
     store(exp_avg_sq + i, square);
   }
@@ -105,18 +119,19 @@ int begin(const BeginOptions& options, const float* grads, std::size_t count, do
 }
 
 int sgd(const SgdOptions& options, const StepState* state, float* params, const float* grads, float* velocity,
-        std::size_t count, void* stream) {
+        std::size_t count, void* stream, const HalfCopy& half) {
   return nn::cuda::for_each_lane(static_cast<std::int64_t>(count), stream,
-                                 SgdBody{options, state, params, grads, velocity}, {params, grads, velocity});
+                                 SgdBody{options, state, params, grads, velocity, half},
+                                 {params, grads, velocity, half.to});
 }
 
 int adamw(const AdamWOptions& options, const StepState* state, float* params, const float* grads,
-          float* exp_avg, float* exp_avg_sq, std::size_t count, void* stream) {
+          float* exp_avg, float* exp_avg_sq, std::size_t count, void* stream, const HalfCopy& half) {
   const auto elements = static_cast<std::int64_t>(count);
   // A block has 16 elements a thread, so that its powers in double are a small part of its work.
   const dim3 blocks{static_cast<unsigned>((elements + 4095) / 4096), 1, 1};
-  const AdamWBody body{{}, params, grads, exp_avg, exp_avg_sq};
-  if (nn::cuda::are_aligned({params, grads, exp_avg, exp_avg_sq}))
+  const AdamWBody body{{}, params, grads, exp_avg, exp_avg_sq, half};
+  if (nn::cuda::are_aligned({params, grads, exp_avg, exp_avg_sq, half.to}))
     return launch<adamw_kernel<4>>(blocks, 256, stream, options, state, elements, body);
   return launch<adamw_kernel<1>>(blocks, 256, stream, options, state, elements, body);
 }

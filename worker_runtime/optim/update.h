@@ -90,6 +90,12 @@ void sgd_update(const SgdOptions& options, const StepState& state, float* params
 void adamw_update(const AdamWOptions& options, const StepState& state, float* params, const float* grads,
                   float* exp_avg, float* exp_avg_sq, std::size_t count);
 
+/// A copy of the parameters in a half type, beside them; nullptr: none.
+struct HalfCopy {
+  std::uint16_t* to = nullptr;
+  DType dtype = DType::kBFloat16;
+};
+
 #ifdef MUSTER_HAS_CUDA
 namespace cuda {  // update.cu; each enqueues and returns a cudaError_t
 /// state's lr, momentum, grad_scale and factor. The values travel as the kernel's arguments.
@@ -98,9 +104,9 @@ int send_state(StepState* state, float lr, float momentum, float grad_scale, voi
 int begin(const BeginOptions& options, const float* grads, std::size_t count, double* sums, StepState* state,
           void* stream);
 int sgd(const SgdOptions& options, const StepState* state, float* params, const float* grads, float* velocity,
-        std::size_t count, void* stream);
+        std::size_t count, void* stream, const HalfCopy& half = {});
 int adamw(const AdamWOptions& options, const StepState* state, float* params, const float* grads,
-          float* exp_avg, float* exp_avg_sq, std::size_t count, void* stream);
+          float* exp_avg, float* exp_avg_sq, std::size_t count, void* stream, const HalfCopy& half = {});
 }  // namespace cuda
 #endif
 

@@ -217,6 +217,7 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
   MUSTER_TRY(void* const gradients, group.allocate(model.arena_bytes()));
   MUSTER_OK(model.allocate(compute, static_cast<float*>(gradients)));
   MUSTER_OK(group.broadcast({model.params(), model.arena_elements(), DType::kFloat32}, 0));
+  model.round_params();
   // NOLINTNEXTLINE(cppcoreguidelines-owning-memory): private constructor
   std::unique_ptr<DistributedDataParallel> ddp(new DistributedDataParallel(model, group));
   if (options.logical_shards != 0) {

@@ -48,6 +48,7 @@ struct cublasLtMatmulDescOpaque_t {
 using cublasLtMatmulDesc_t = cublasLtMatmulDescOpaque_t*;
 struct cublasLtMatrixLayoutOpaque_t {
   std::int64_t rows, columns, ld;
+  cudaDataType_t type;
 };
 using cublasLtMatrixLayout_t = cublasLtMatrixLayoutOpaque_t*;
 struct cublasLtMatmulPreferenceOpaque_t {

@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Emulated CUDA: products of column-major float32 matrices with the epilogues that muster asks for, in plain
-// loops on the stream. Refuses what does not fit together, and pointers that break a promised alignment.
+// Emulated CUDA: products of column-major matrices of float32 or half types, summed in float32, with the
+// epilogues that muster asks for, in plain loops on the stream. Refuses what does not fit together, and
+// pointers that break a promised alignment.
 #include <cstring>
 
 #include "tests/support/emulated_cuda/cublasLt.h"
 #include "tests/support/host_device.h"
+#include "worker_runtime/ops/cast/half.h"
 
 namespace {
 
+muster::DType dtype_of(const cublasLtMatrixLayoutOpaque_t& m) {
+  return m.type == CUDA_R_16BF  ? muster::DType::kBFloat16
+         : m.type == CUDA_R_16F ? muster::DType::kFloat16
+                                : muster::DType::kFloat32;
+}
 std::int64_t rows_of(const cublasLtMatrixLayoutOpaque_t& m, cublasOperation_t op) {
   return op == CUBLAS_OP_N ? m.rows : m.columns;
 }
@@ -20,15 +27,16 @@ struct Product {
   cublasLtMatrixLayoutOpaque_t a, b, d;
 
   [[nodiscard]] bool fits() const {
-    return columns_of(a, desc.a) == rows_of(b, desc.b) && rows_of(a, desc.a) == d.rows &&
-           columns_of(b, desc.b) == d.columns && a.ld >= a.rows && b.ld >= b.rows && d.ld >= d.rows;
+    return columns_of(a, desc.a) == rows_of(b, desc.b) && rows_of(a, desc.a) == d.rows && a.type == b.type &&
+           (d.type == a.type || d.type == CUDA_R_32F) && columns_of(b, desc.b) == d.columns &&
+           a.ld >= a.rows && b.ld >= b.rows && d.ld >= d.rows;
   }
-  void run(const float* x, const float* y, float* out) const {
-    const auto at = [](const float* values, const cublasLtMatrixLayoutOpaque_t& m, cublasOperation_t op,
+  void run(const void* x, const void* y, void* out) const {
+    const auto at = [](const void* values, const cublasLtMatrixLayoutOpaque_t& m, cublasOperation_t op,
                        std::int64_t row, std::int64_t column) {
-      return values[op == CUBLAS_OP_N ? row + column * m.ld : column + row * m.ld];
+      const std::int64_t i = op == CUBLAS_OP_N ? row + column * m.ld : column + row * m.ld;
+      return muster::nn::load_as_float(values, dtype_of(m), i);
     };
-    auto* const bias = static_cast<float*>(desc.bias);
     const std::int64_t inner = columns_of(a, desc.a);
     for (std::int64_t column = 0; column < d.columns; ++column)
       for (std::int64_t row = 0; row < d.rows; ++row) {
@@ -36,15 +44,15 @@ struct Product {
         for (std::int64_t k = 0; k < inner; ++k)
           sum += at(x, a, desc.a, row, k) * at(y, b, desc.b, k, column);
         if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS || desc.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS)
-          sum += bias[row];
+          sum += muster::nn::load_as_float(desc.bias, dtype_of(d), row);
         if (desc.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS && sum < 0) sum = 0;
-        out[row + column * d.ld] = sum;
+        muster::nn::store_float(out, dtype_of(d), row + column * d.ld, sum);
       }
     if (desc.epilogue != CUBLASLT_EPILOGUE_BGRADB) return;
     for (std::int64_t column = 0; column < d.columns; ++column) {
       float sum = 0;
       for (std::int64_t k = 0; k < inner; ++k) sum += at(y, b, desc.b, k, column);
-      bias[column] = sum;
+      muster::nn::store_float(desc.bias, dtype_of(d), column, sum);
     }
   }
 };
@@ -88,9 +96,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
 }
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type,
                                           std::uint64_t rows, std::uint64_t columns, std::int64_t ld) {
-  if (type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
   *layout = new cublasLtMatrixLayoutOpaque_t{static_cast<std::int64_t>(rows),
-                                             static_cast<std::int64_t>(columns), ld};
+                                             static_cast<std::int64_t>(columns), ld, type};
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
@@ -136,9 +143,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t /*handle*/, cublasLtMatmulDesc_t 
   if (!product.fits() || bits % algo->data[0] != 0 || *static_cast<const float*>(alpha) != 1 ||
       *static_cast<const float*>(beta) != 0)
     return CUBLAS_STATUS_INVALID_VALUE;
-  reinterpret_cast<muster::testing::HostStream*>(stream)->enqueue([=] {
-    product.run(static_cast<const float*>(a), static_cast<const float*>(b), static_cast<float*>(d));
-  });
+  reinterpret_cast<muster::testing::HostStream*>(stream)->enqueue([=] { product.run(a, b, d); });
   return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -194,6 +194,14 @@ TEST_CASE("the CPU convolution equals the reference with stride, padding, other 
   check_conv({2, 16, 9, 9, 16, 3, 2, 1, 16});
 }
 
+TEST_CASE("the CPU convolution equals the reference where parts of the kernel, or all, meet padding alone") {
+  check_conv({3, 20, 1, 1, 18, 3, 1, 1});
+  check_conv({3, 20, 2, 2, 18, 3, 2, 1});
+  check_conv({2, 4, 2, 1, 6, 5, 2, 2, 2});
+  check_conv({2, 3, 1, 3, 4, 7, 1, 3});
+  check_conv({2, 3, 1, 1, 4, 3, 6, 3});
+}
+
 TEST_CASE("the CPU linear layer equals the reference at the seed network's shapes and every batch size") {
   for (const int batch : {1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 64}) {
     check_linear({batch, 256, 120}, true);

@@ -66,6 +66,25 @@ class Square final : public nn::Operation {
   float slope_;
 };
 
+/// The identity, which takes and gives NHWC.
+class ToNhwc final : public nn::Operation {
+ public:
+  std::string_view type() const override { return "ToNhwc"; }
+  Result<Shape> configure(std::span<const Shape> inputs) override { return inputs[0]; }
+  TensorFormat format(Device& /*device*/, const TensorFormat& /*offered*/) const override {
+    return {DType::kFloat32, Layout::kNHWC};
+  }
+  void forward(const nn::Frame& f) const override { copy(f.x[0], f.y); }
+  void backward(const nn::Frame& f) const override { copy(f.dy, f.dx[0]); }
+
+ private:
+  static void copy(const Tensor& from, const Tensor& to) {
+    REQUIRE(from.layout == Layout::kNHWC);
+    REQUIRE(to.layout == Layout::kNHWC);
+    std::copy_n(from.f32(), from.count(), to.f32());
+  }
+};
+
 Value square(Value x, double mistake = 0) {
   return nn::apply("", std::make_unique<Square>(mistake), {x});
 }
@@ -85,6 +104,20 @@ TEST_CASE("gradients of Conv2d agree with central differences: stride, padding, 
   check({4, 5, 6}, [](Value x) { return nn::conv2d("c", x, {.out_channels = 6, .groups = 2}); });
   check({17, 4, 4},
         [](Value x) { return nn::conv2d("c", x, {.out_channels = 4, .kernel = 1, .bias = false}); });
+}
+
+TEST_CASE("an operation of one's own that takes NHWC changes no bit of the float32 operations around it") {
+  const auto model = [](bool nhwc) {
+    nn::Graph graph({3, 7, 6});
+    const auto passed = [nhwc](Value x) { return nhwc ? nn::apply("", std::make_unique<ToNhwc>(), {x}) : x; };
+    Value x = passed(nn::relu(nn::batch_norm2d("bn", nn::conv2d("a", graph.input(), {.out_channels = 5}))));
+    x = nn::add(passed(nn::conv2d("b", x, {.out_channels = 5, .padding = 1})), x);
+    x = nn::linear("fc", nn::flatten(passed(nn::max_pool2d(x))), 3);
+    auto made = nn::Model::create(graph, x);
+    REQUIRE_OK(made);
+    return *std::move(made);
+  };
+  REQUIRE(step(model(true), 4) == step(model(false), 4));
 }
 
 TEST_CASE("gradients of BatchNorm2d agree with central differences") {

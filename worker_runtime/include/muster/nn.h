@@ -172,8 +172,8 @@ class Plan {
     std::unique_ptr<Prepared> prepared;
     bool has_backward = false;
     Frame forward, backward;
-    // Between the tensors' types and the frames' float32; and gradients that other operations have written
-    // already, to which what this one computes in dx is added.
+    // Between the formats that values are kept in and the operation's; and gradients that other operations
+    // have written already, to which what this one computes in dx is added.
     std::vector<Cast> before_forward, after_forward, before_backward, after_backward;
   };
   std::vector<Step> steps_;  // one per operation of the graph
@@ -241,6 +241,12 @@ class Model {
   [[nodiscard]] float* params() const { return params_; }
   [[nodiscard]] float* grads() const { return grads_; }
   [[nodiscard]] float* buffer_arena() const { return buffer_arena_; }
+  /// Under autocast the parameters' copy in that type, in the layout of params(): what convolutions and
+  /// linear layers read. Optimizers write it with the parameters; nullptr otherwise.
+  [[nodiscard]] std::uint16_t* half_params() const { return half_params_; }
+  [[nodiscard]] DType autocast() const { return autocast_; }
+  /// Makes that copy anew, after something else has written params(). Enqueued.
+  void round_params() const;
 
   /// The arena on the host, arena_elements() values, gaps included. Waits for the device.
   [[nodiscard]] std::vector<float> read_params() const;
@@ -269,6 +275,7 @@ class Model {
   float* params_ = nullptr;
   float* grads_ = nullptr;
   float* buffer_arena_ = nullptr;
+  std::uint16_t* half_params_ = nullptr;
   RandomState host_random_;        // until allocate()
   RandomState* random_ = nullptr;  // device memory
   std::vector<std::unique_ptr<Plan>> plans_;

@@ -75,24 +75,30 @@ struct Prepared {
   std::string_view backend = "muster";  // who computes it: "oneDNN", "cuDNN", "cuBLASLt"
 };
 
-/// What one operation works on in one plan; all tensors are float32, in the memory of the plan's device.
+/// What one operation works on in one plan, in the memory of the plan's device. All tensors are float32 NCHW,
+/// or what the operation's format() said.
 struct Frame {
   Mode mode = Mode::kTraining;
   std::vector<Tensor> x;  // the inputs, in order
   Tensor y;
-  Tensor dy;                          // gradient of the loss by y; none in an inference plan
-  std::vector<Tensor> dx;             // by each input, to be overwritten; none where nobody needs it
-  std::vector<float*> params;         // one per ParameterSpec, in order
-  std::vector<float*> grads;          // likewise, to be overwritten
-  std::vector<float*> buffers;        // one per BufferSpec
-  std::uint8_t* saved = nullptr;      // saved_bytes(), kept from forward to backward
-  std::uint8_t* workspace = nullptr;  // workspace_bytes(), lost after each call
-  RandomState* random = nullptr;      // in device memory
-  std::uint32_t operation = 0;        // its index in the graph
-  Prepared* prepared = nullptr;       // what prepare() returned
+  Tensor dy;                             // gradient of the loss by y; none in an inference plan
+  std::vector<Tensor> dx;                // by each input, to be overwritten; none where nobody needs it
+  std::vector<float*> params;            // one per ParameterSpec, in order
+  std::vector<const void*> half_params;  // of Autocast::kLower in a half format(): their copies of that type
+  std::vector<float*> grads;             // likewise, to be overwritten
+  std::vector<float*> buffers;           // one per BufferSpec
+  std::uint8_t* saved = nullptr;         // saved_bytes(), kept from forward to backward
+  std::uint8_t* workspace = nullptr;     // workspace_bytes(), lost after each call
+  RandomState* random = nullptr;         // in device memory
+  std::uint32_t operation = 0;           // its index in the graph
+  Prepared* prepared = nullptr;          // what prepare() returned
   Device* device = nullptr;
   void* stream = nullptr;  // cudaStream_t; nullptr: the memory is the host's, and so is the work
 
+  /// params[k], or half_params[k] where those are there.
+  [[nodiscard]] const void* param(std::size_t k) const {
+    return half_params.empty() ? params[k] : half_params[k];
+  }
   /// An error of a launch; the step that it belongs to returns it.
   void report(const Error& error) const;
   /// report()s cudaGetLastError()'s value, unless it is cudaSuccess.
@@ -121,8 +127,15 @@ class Operation {
   /// Multiply-accumulates of one sample's forward pass, counted as THOP does (biases ignored).
   [[nodiscard]] virtual std::int64_t macs() const { return 0; }
   [[nodiscard]] virtual Autocast autocast() const { return Autocast::kPromote; }
-  /// Before the first step of a plan.
-  [[nodiscard]] virtual Result<std::unique_ptr<Prepared>> prepare(Device& /*device*/, int /*batch*/) const {
+  /// What it takes its tensors in, their gradients too, where the plan offers it `offered`: the type that
+  /// autocast gives it, and the layout of its first input. The type is that or float32. What its neighbours
+  /// hand it in another format is converted.
+  [[nodiscard]] virtual TensorFormat format(Device& /*device*/, const TensorFormat& /*offered*/) const {
+    return {};
+  }
+  /// Before the first step of a plan; `format`: format()'s.
+  [[nodiscard]] virtual Result<std::unique_ptr<Prepared>> prepare(Device& /*device*/, int /*batch*/,
+                                                                  const TensorFormat& /*format*/) const {
     return nullptr;
   }
   /// Only enqueues where the device is a GPU; done on return on the CPU.

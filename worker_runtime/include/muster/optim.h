@@ -98,6 +98,8 @@ class Optimizer {
     std::size_t count = 0;
     std::span<float* const> arenas;  ///< zero at first
     const StepState* state = nullptr;
+    std::uint16_t* half_params = nullptr;  ///< Model::half_params(), if writes_half_params()
+    DType half_dtype = DType::kBFloat16;
   };
   explicit Optimizer(nn::Model& model) : model_(&model) {}
   /// Takes device memory; called once, by a derived class's create(). kInvalidArgument: an option that is
@@ -106,6 +108,9 @@ class Optimizer {
   /// The new parameters, from gradients times state->factor; nothing if state->found_inf. Only enqueues
   /// where the device is a GPU. Returns a cudaError_t, 0 on the CPU.
   virtual int update(const Update& update) const = 0;
+  /// Whether update() on a GPU rounds the new parameters to Update::half_params too where that is there; else
+  /// a pass over them does so after it.
+  [[nodiscard]] virtual bool writes_half_params() const { return false; }
 
  private:
   struct Wanted {
@@ -146,6 +151,7 @@ class Sgd final : public Optimizer {
  private:
   Sgd(nn::Model& model, const SgdOptions& options) : Optimizer(model), options_(options) {}
   int update(const Update& update) const override;
+  [[nodiscard]] bool writes_half_params() const override { return true; }
   SgdOptions options_;
 };
 
@@ -166,6 +172,7 @@ class AdamW final : public Optimizer {
  private:
   AdamW(nn::Model& model, const AdamWOptions& options) : Optimizer(model), options_(options) {}
   int update(const Update& update) const override;
+  [[nodiscard]] bool writes_half_params() const override { return true; }
   AdamWOptions options_;
 };
 

@@ -14,6 +14,13 @@ namespace muster {
 /// How a tensor of four dimensions (batch, channels, height, width) lies in memory, the last one densest.
 enum class Layout : std::uint8_t { kNCHW, kNHWC };
 
+/// What a tensor's memory means.
+struct TensorFormat {
+  DType dtype = DType::kFloat32;
+  Layout layout = Layout::kNCHW;
+  friend bool operator==(const TensorFormat&, const TensorFormat&) = default;
+};
+
 struct Tensor {
   void* data = nullptr;  ///< nullptr: there is none, as a gradient that nobody needs
   DType dtype = DType::kFloat32;
@@ -38,7 +45,8 @@ struct Tensor {
   [[nodiscard]] int width() const { return rank > 3 ? dims[3] : 1; }
 };
 
-/// A conversion between tensors of float32, bfloat16 and float16, done beside the operations of a plan.
+/// A conversion between tensors of float32, bfloat16 and float16 and between layouts, done beside the
+/// operations of a plan.
 struct Cast {
   const void* from = nullptr;
   void* to = nullptr;
@@ -47,6 +55,7 @@ struct Cast {
   bool adds = false;                ///< to what is there
   float scale = 1;                  ///< the values are multiplied with it first
   std::int64_t count = 0;
+  int rows = 1, columns = 1;  ///< `from` is matrices (rows, columns), `to` their transposes
 };
 
 }  // namespace muster

@@ -8,8 +8,9 @@ namespace muster::nn {
 
 #ifdef MUSTER_HAS_CUDA
 namespace cuda {
-int add_forward(const float* a, const float* b, float* y, std::int64_t count, void* stream);  // add.cu
-}
+// add.cu
+int add_forward(DType dtype, const void* a, const void* b, void* y, std::int64_t count, void* stream);
+}  // namespace cuda
 #endif
 
 namespace {
@@ -25,14 +26,19 @@ class Add final : public Operation {
     return inputs[0];
   }
   bool backward_reads_x() const override { return false; }
+  TensorFormat format(Device& device, const TensorFormat& offered) const override {
+    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
+  }
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
-    const float *a = f.x[0].f32(), *b = f.x[1].f32();
-    float* const y = f.y.f32();
     const std::int64_t count = f.y.count();
 #ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr) return f.report_cuda(cuda::add_forward(a, b, y, count, f.stream), "add");
+    if (f.stream != nullptr)
+      return f.report_cuda(cuda::add_forward(f.y.dtype, f.x[0].data, f.x[1].data, f.y.data, count, f.stream),
+                           "add");
 #endif
+    const float *a = f.x[0].f32(), *b = f.x[1].f32();
+    float* const y = f.y.f32();
     for (std::int64_t i = 0; i < count; ++i) y[i] = a[i] + b[i];
   }
   void backward(const Frame& f) const override {

@@ -4,10 +4,11 @@
 namespace muster::nn::cuda {
 namespace {
 
+template <class T>
 struct AddForward {
-  const float* a;
-  const float* b;
-  float* y;
+  const T* a;
+  const T* b;
+  T* y;
   template <int N>
   __device__ void at(std::int64_t i) const {
     Lanes<N> sum = load<N>(a + i);
@@ -19,8 +20,11 @@ struct AddForward {
 
 }  // namespace
 
-int add_forward(const float* a, const float* b, float* y, std::int64_t count, void* stream) {
-  return for_each_lane(count, stream, AddForward{a, b, y}, {a, b, y});
+int add_forward(DType dtype, const void* a, const void* b, void* y, std::int64_t count, void* stream) {
+  return with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    return for_each_lane<T>(count, stream, AddForward<T>{as<T>(a), as<T>(b), as<T>(y)}, {a, b, y});
+  });
 }
 
 }  // namespace muster::nn::cuda

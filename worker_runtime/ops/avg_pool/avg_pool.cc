@@ -16,24 +16,30 @@ class AvgPool2d : public Operation {
   }
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
+  TensorFormat format(Device& device, const TensorFormat& offered) const override {
+    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
+  }
   void forward(const Frame& f) const override {
     const AvgPoolSizes s = sizes(f);
+#ifdef MUSTER_HAS_CUDA
+    if (f.stream != nullptr)
+      return f.report_cuda(cuda::avg_pool_forward(s, f.y.dtype, f.x[0].data, f.y.data, f.stream),
+                           "avg_pool2d");
+#endif
     const float* x = f.x[0].f32();
     float* y = f.y.f32();
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr) return f.report_cuda(cuda::avg_pool_forward(s, x, y, f.stream), "avg_pool2d");
-#endif
     for (std::int64_t o = 0; o < f.y.count(); ++o) avg_pool_element(s, x, y, o);
   }
   void backward(const Frame& f) const override {
     if (!f.dx[0]) return;
     const AvgPoolSizes s = sizes(f);
-    const float* dy = f.dy.f32();
-    float* dx = f.dx[0].f32();
 #ifdef MUSTER_HAS_CUDA
     if (f.stream != nullptr)
-      return f.report_cuda(cuda::avg_pool_backward(s, dy, dx, f.stream), "avg_pool2d backward");
+      return f.report_cuda(cuda::avg_pool_backward(s, f.dy.dtype, f.dy.data, f.dx[0].data, f.stream),
+                           "avg_pool2d backward");
 #endif
+    const float* dy = f.dy.f32();
+    float* dx = f.dx[0].f32();
     for (std::int64_t i = 0; i < f.dx[0].count(); ++i) avg_pool_gradient(s, dy, dx, i);
   }
 
@@ -43,7 +49,9 @@ class AvgPool2d : public Operation {
       return AvgWindows{size, outputs, options_.kernel, options_.stride, options_.padding};
     };
     const Tensor& x = f.x[0];
-    return {x.batch() * x.channels(), windows(x.height(), f.y.height()), windows(x.width(), f.y.width())};
+    const int channels = channels_side_by_side(f);
+    return {x.batch() * x.channels() / channels, windows(x.height(), f.y.height()),
+            windows(x.width(), f.y.width()), channels};
   }
 
   Pool2dOptions options_;

@@ -7,42 +7,54 @@ namespace muster::nn::cuda {
 namespace {
 
 /// The mean of each plane: a block per plane.
-__global__ void mean_kernel(const float* x, float* y, int pixels) {
+template <class T>
+__global__ void mean_kernel(const T* x, T* y, int pixels) {
   after_previous();
-  const float* plane = x + static_cast<std::int64_t>(blockIdx.x) * pixels;
+  const T* plane = x + static_cast<std::int64_t>(blockIdx.x) * pixels;
   float sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < pixels; i += static_cast<int>(blockDim.x)) sum += plane[i];
+  for (int i = static_cast<int>(threadIdx.x); i < pixels; i += static_cast<int>(blockDim.x))
+    sum += to_float(plane[i]);
   sum = block_sum(sum);
-  if (threadIdx.x == 0) y[blockIdx.x] = sum / static_cast<float>(pixels);
+  if (threadIdx.x == 0) y[blockIdx.x] = from_float<T>(sum / static_cast<float>(pixels));
 }
 
+template <class T>
 struct Forward {
   AvgPoolSizes s;
-  const float* x;
-  float* y;
+  const T* x;
+  T* y;
   __device__ void operator()(std::int64_t o) const { avg_pool_element(s, x, y, o); }
 };
 
+template <class T>
 struct Backward {
   AvgPoolSizes s;
-  const float* dy;
-  float* dx;
+  const T* dy;
+  T* dx;
   __device__ void operator()(std::int64_t i) const { avg_pool_gradient(s, dy, dx, i); }
 };
 
 }  // namespace
 
-int avg_pool_forward(const AvgPoolSizes& s, const float* x, float* y, void* stream) {
+int avg_pool_forward(const AvgPoolSizes& s, DType dtype, const void* x, void* y, void* stream) {
   const int outputs = s.rows.outputs * s.columns.outputs, pixels = s.rows.size * s.columns.size;
-  if (outputs != 1 || s.rows.kernel != 0)
-    return for_each_element(std::int64_t{s.planes} * outputs, stream, Forward{s, x, y});
-  const auto blocks = static_cast<unsigned>(s.planes);
-  const unsigned threads = pixels < 256 ? 32 : 128;
-  return launch<mean_kernel>(dim3{blocks, 1, 1}, threads, stream, x, y, pixels);
+  return with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    if (outputs != 1 || s.rows.kernel != 0 || s.channels != 1)
+      return for_each_element(std::int64_t{s.planes} * outputs * s.channels, stream,
+                              Forward<T>{s, as<T>(x), as<T>(y)});
+    const auto blocks = static_cast<unsigned>(s.planes);
+    const unsigned threads = pixels < 256 ? 32 : 128;
+    return launch<mean_kernel<T>>(dim3{blocks, 1, 1}, threads, stream, as<T>(x), as<T>(y), pixels);
+  });
 }
 
-int avg_pool_backward(const AvgPoolSizes& s, const float* dy, float* dx, void* stream) {
-  return for_each_element(std::int64_t{s.planes} * s.rows.size * s.columns.size, stream, Backward{s, dy, dx});
+int avg_pool_backward(const AvgPoolSizes& s, DType dtype, const void* dy, void* dx, void* stream) {
+  return with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    return for_each_element(std::int64_t{s.planes} * s.rows.size * s.columns.size * s.channels, stream,
+                            Backward<T>{s, as<T>(dy), as<T>(dx)});
+  });
 }
 
 }  // namespace muster::nn::cuda

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/pool2d_shape.h"
-#include "worker_runtime/ops/portable.h"
 
 namespace muster::nn {
 
@@ -31,41 +31,47 @@ struct AvgWindows {
   [[nodiscard]] MUSTER_HD int count(int o) const { return kernel == 0 ? end(o) - begin(o) : kernel; }
 };
 
+/// As Pool2dSizes': `channels` lie side by side, one in NCHW.
 struct AvgPoolSizes {
   int planes;
   AvgWindows rows, columns;
+  int channels = 1;
 };
 
 /// Output o of all planes.
-MUSTER_HD void avg_pool_element(const AvgPoolSizes& s, const float* x, float* y, std::int64_t o) {
-  const std::int64_t row_of_all = o / s.columns.outputs;
-  const int column = static_cast<int>(o - row_of_all * s.columns.outputs);
+template <class T>
+MUSTER_HD void avg_pool_element(const AvgPoolSizes& s, const T* x, T* y, std::int64_t o) {
+  const std::int64_t place = o / s.channels, row_of_all = place / s.columns.outputs;
+  const int column = static_cast<int>(place - row_of_all * s.columns.outputs);
   const std::int64_t plane = row_of_all / s.rows.outputs;
   const int row = static_cast<int>(row_of_all - plane * s.rows.outputs);
   float sum = 0;
   for (int i = s.rows.begin(row); i < s.rows.end(row); ++i)
     for (int j = s.columns.begin(column); j < s.columns.end(column); ++j)
-      sum += x[(plane * s.rows.size + i) * s.columns.size + j];
-  y[o] = sum / static_cast<float>(s.rows.count(row) * s.columns.count(column));
+      sum += to_float(
+          x[((plane * s.rows.size + i) * s.columns.size + j) * s.channels + (o - place * s.channels)]);
+  y[o] = from_float<T>(sum / static_cast<float>(s.rows.count(row) * s.columns.count(column)));
 }
 
 /// The gradient of input i of all planes: the sum over its windows, in their order.
-MUSTER_HD void avg_pool_gradient(const AvgPoolSizes& s, const float* dy, float* dx, std::int64_t i) {
-  const std::int64_t row_of_all = i / s.columns.size;
-  const int column = static_cast<int>(i - row_of_all * s.columns.size);
+template <class T>
+MUSTER_HD void avg_pool_gradient(const AvgPoolSizes& s, const T* dy, T* dx, std::int64_t i) {
+  const std::int64_t place = i / s.channels, row_of_all = place / s.columns.size;
+  const int column = static_cast<int>(place - row_of_all * s.columns.size);
   const std::int64_t plane = row_of_all / s.rows.size;
   const int row = static_cast<int>(row_of_all - plane * s.rows.size);
   float sum = 0;
   for (int a = s.rows.first(row); a < s.rows.outputs && s.rows.begin(a) <= row; ++a)
     for (int b = s.columns.first(column); b < s.columns.outputs && s.columns.begin(b) <= column; ++b)
-      sum += dy[(plane * s.rows.outputs + a) * s.columns.outputs + b] /
+      sum += to_float(dy[((plane * s.rows.outputs + a) * s.columns.outputs + b) * s.channels +
+                         (i - place * s.channels)]) /
              static_cast<float>(s.rows.count(a) * s.columns.count(b));
-  dx[i] = sum;
+  dx[i] = from_float<T>(sum);
 }
 
 namespace cuda {
-int avg_pool_forward(const AvgPoolSizes& sizes, const float* x, float* y, void* stream);
-int avg_pool_backward(const AvgPoolSizes& sizes, const float* dy, float* dx, void* stream);
+int avg_pool_forward(const AvgPoolSizes& sizes, DType dtype, const void* x, void* y, void* stream);
+int avg_pool_backward(const AvgPoolSizes& sizes, DType dtype, const void* dy, void* dx, void* stream);
 }  // namespace cuda
 
 }  // namespace muster::nn

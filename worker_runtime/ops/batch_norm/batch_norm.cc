@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <muster/nn.h>
@@ -57,6 +58,7 @@ class BatchNorm2d final : public Operation {
                                                    " and momentum " + std::to_string(options_.momentum) +
                                                    ": eps must be positive, momentum within 0 and 1");
     channels_ = inputs[0][0];
+    pixels_ = inputs[0][1] * inputs[0][2];
     return inputs[0];
   }
   std::vector<ParameterSpec> parameters() const override {
@@ -69,18 +71,24 @@ class BatchNorm2d final : public Operation {
   std::size_t workspace_bytes([[maybe_unused]] int batch) const override {
     int rows = is_joined() ? 1 + options_.group->world_size() : 0;
 #ifdef MUSTER_HAS_CUDA
-    rows += cuda::batch_norm_parts({batch, channels_, 1, 0, 0});
+    const auto parts = [&](bool nhwc) {
+      return cuda::batch_norm_parts({batch, channels_, pixels_, 0, 0, DType::kFloat32, nhwc});
+    };
+    rows += std::max(parts(false), parts(true));
 #endif
     return 3 * channel_bytes() * static_cast<std::size_t>(rows);
   }
   bool backward_reads_y() const override {
     return false;
   }
+  TensorFormat format(Device& device, const TensorFormat& offered) const override {
+    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
+  }
 
   void forward(const Frame& f) const override {
     const BatchNormSizes s = sizes_of(f);
-    const float *x = f.x[0].f32(), *weight = f.params[0], *bias = f.params[1];
-    float *running_mean = f.buffers[0], *running_var = f.buffers[1], *y = f.y.f32();
+    const float *weight = f.params[0], *bias = f.params[1];
+    float *running_mean = f.buffers[0], *running_var = f.buffers[1];
     auto* const saved = reinterpret_cast<float*>(f.saved);
     const bool training = f.mode == Mode::kTraining, joins = training && is_joined();
     auto* const mine = reinterpret_cast<float*>(f.workspace);  // means, squares, counts
@@ -89,6 +97,8 @@ class BatchNorm2d final : public Operation {
 #ifdef MUSTER_HAS_CUDA
     if (f.stream != nullptr) {
       float* const parts = mine + (joins ? 3 * s.channels * (1 + world) : 0);
+      const void* const x = f.x[0].data;
+      void* const y = f.y.data;
       if (training)
         f.report_cuda(cuda::batch_norm_statistics(s, x, parts, joins ? mine : nullptr, f.stream),
                       "batch_norm2d statistics");
@@ -101,6 +111,8 @@ class BatchNorm2d final : public Operation {
           "batch_norm2d");
     }
 #endif
+    const float* const x = f.x[0].f32();
+    float* const y = f.y.f32();
     const auto normalize = [&](int c, float mean, float inverse) {
       const float scale = weight[c] * inverse, shift = bias[c] - mean * scale;
       for_each_in(s, c, [=](std::size_t i) { y[i] = x[i] * scale + shift; });
@@ -141,14 +153,14 @@ class BatchNorm2d final : public Operation {
 
   void backward(const Frame& f) const override {
     const BatchNormSizes s = sizes_of(f);
-    const float *x = f.x[0].f32(), *weight = f.params[0], *dy = f.dy.f32();
+    const float* const weight = f.params[0];
     const auto* const saved = reinterpret_cast<const float*>(f.saved);
-    float* dx = f.dx[0].f32();
     auto* const sums = is_joined() ? reinterpret_cast<float*>(f.workspace) : nullptr;
 #ifdef MUSTER_HAS_CUDA
     if (f.stream != nullptr) {
       float* const parts = reinterpret_cast<float*>(f.workspace) + (sums == nullptr ? 0 : 2 * s.channels);
       const float *products = f.grads[0], *totals = f.grads[1];
+      const void *const x = f.x[0].data, *const dy = f.dy.data;
       f.report_cuda(cuda::batch_norm_gradients(s, x, saved, dy, parts, f.grads[0], f.grads[1], f.stream),
                     "batch_norm2d backward");
       if (sums != nullptr) {
@@ -159,12 +171,14 @@ class BatchNorm2d final : public Operation {
         products = sums;
         totals = sums + s.channels;
       }
-      if (dx == nullptr) return;
+      if (!f.dx[0]) return;
       return f.report_cuda(
-          cuda::batch_norm_input_gradient(s, x, weight, saved, dy, products, totals, dx, f.stream),
+          cuda::batch_norm_input_gradient(s, x, weight, saved, dy, products, totals, f.dx[0].data, f.stream),
           "batch_norm2d backward");
     }
 #endif
+    const float *x = f.x[0].f32(), *dy = f.dy.f32();
+    float* dx = f.dx[0].f32();
     const auto input_gradient = [&](int c, double product, double sum) {
       // dx = weight * inverse * (dy - sum / count - (x - mean) * inverse * product / count)
       const float mean = saved[c], inverse = saved[s.channels + c], scale = weight[c] * inverse;
@@ -215,11 +229,12 @@ class BatchNorm2d final : public Operation {
   }
   BatchNormSizes sizes_of(const Frame& f) const {
     const Tensor& x = f.x[0];
-    return {x.batch(), x.channels(), x.height() * x.width(), options_.eps, options_.momentum};
+    return {x.batch(),         x.channels(), x.height() * x.width(),   options_.eps,
+            options_.momentum, x.dtype,      x.layout == Layout::kNHWC};
   }
 
   BatchNorm2dOptions options_;
-  int channels_ = 0;
+  int channels_ = 0, pixels_ = 0;
 };
 
 }  // namespace

@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/cast/cast.h"
 
+#include <utility>
+
 namespace muster::nn {
-
-#ifdef MUSTER_HAS_CUDA
-namespace cuda {
-int cast(const Cast& cast, void* stream);  // cast.cu
-}
-#endif
-
 namespace {
 
 /// A loop per pair of types: one that asks each element for them is three times as slow.
 template <DType kFrom, DType kTo, DType kThrough = DType::kFloat32>
 void cast_all(const Cast& c) {
-  const Cast fixed{c.from, c.to, kFrom, kTo, kThrough, c.adds, c.scale, c.count};
+  const Cast fixed{c.from, c.to, kFrom, kTo, kThrough, c.adds, c.scale, c.count, c.rows, c.columns};
   for (std::int64_t i = 0; i < fixed.count; ++i) cast_element(fixed, i);
 }
 
@@ -27,6 +22,15 @@ void cast_half(const Cast& c) {
 }
 
 }  // namespace
+
+Cast conversion(const Tensor& from, const Tensor& to, DType through) {
+  Cast c{from.data, to.data, from.dtype, to.dtype, through, false, 1, from.count()};
+  if (from.layout == to.layout) return c;
+  c.rows = from.channels();
+  c.columns = from.height() * from.width();
+  if (from.layout == Layout::kNHWC) std::swap(c.rows, c.columns);
+  return c;
+}
 
 void cast([[maybe_unused]] const Frame& frame, const Cast& c) {
 #ifdef MUSTER_HAS_CUDA

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// bfloat16 and IEEE half precision by their bits, rounding to nearest even: the same on every CPU and GPU.
+// bfloat16 and IEEE half precision by their bits, rounding to nearest even: the same on every CPU and GPU,
+// where one instruction does it. What computes on any of the types is a template of float, Bf16 or F16.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include <muster/dtype.h>
 
@@ -24,12 +26,22 @@ MUSTER_HD float from_bf16(std::uint16_t half) {
 }
 
 MUSTER_HD std::uint16_t to_bf16(float value) {
+#ifdef __CUDA_ARCH__
+  std::uint16_t half;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+#endif
   const auto bits = bits_as<std::uint32_t>(value);
   if ((bits & 0x7fff'ffffU) > 0x7f80'0000U) return static_cast<std::uint16_t>(bits >> 16U | 0x40U);  // NaN
   return static_cast<std::uint16_t>((bits + 0x7fffU + (bits >> 16U & 1U)) >> 16U);
 }
 
 MUSTER_HD float from_f16(std::uint16_t half) {
+#ifdef __CUDA_ARCH__
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+  return value;
+#endif
   const std::uint32_t sign = (half & 0x8000U) << 16U, rest = half & 0x7fffU;
   if (rest >= 0x7c00U) return bits_as<float>(sign | 0x7f80'0000U | (rest & 0x3ffU) << 13U);
   const float small = static_cast<float>(rest) * 0x1p-24F;  // exact; the value of a subnormal
@@ -38,6 +50,11 @@ MUSTER_HD float from_f16(std::uint16_t half) {
 }
 
 MUSTER_HD std::uint16_t to_f16(float value) {
+#ifdef __CUDA_ARCH__
+  std::uint16_t half;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+  return half;
+#endif
   const auto bits = bits_as<std::uint32_t>(value);
   const std::uint32_t sign = bits >> 16U & 0x8000U, rest = bits & 0x7fff'ffffU;
   if (rest > 0x7f80'0000U) return static_cast<std::uint16_t>(sign | 0x7e00U);   // NaN
@@ -47,6 +64,48 @@ MUSTER_HD std::uint16_t to_f16(float value) {
     return static_cast<std::uint16_t>(
         sign | (bits_as<std::uint32_t>(bits_as<float>(rest) + 0.5F) - bits_as<std::uint32_t>(0.5F)));
   return static_cast<std::uint16_t>(sign | ((rest + 0xfffU + (rest >> 13U & 1U) - (112U << 23U)) >> 13U));
+}
+
+struct Bf16 {
+  std::uint16_t bits;
+};
+struct F16 {
+  std::uint16_t bits;
+};
+MUSTER_HD float to_float(float value) {
+  return value;
+}
+MUSTER_HD float to_float(Bf16 value) {
+  return from_bf16(value.bits);
+}
+MUSTER_HD float to_float(F16 value) {
+  return from_f16(value.bits);
+}
+template <class T>
+MUSTER_HD T from_float(float value) {
+  if constexpr (sizeof(T) == sizeof(float))
+    return value;
+  else if constexpr (std::is_same_v<T, Bf16>)
+    return {to_bf16(value)};
+  else
+    return {to_f16(value)};
+}
+
+/// A tensor's memory as T's.
+template <class T>
+MUSTER_HD const T* as(const void* memory) {
+  return static_cast<const T*>(memory);
+}
+template <class T>
+MUSTER_HD T* as(void* memory) {
+  return static_cast<T*>(memory);
+}
+
+/// call(T()) of the T that `dtype` names: float, Bf16 or F16.
+template <class Call>
+auto with_type(DType dtype, Call call) {
+  if (dtype == DType::kBFloat16) return call(Bf16{});
+  return dtype == DType::kFloat16 ? call(F16{}) : call(float{});
 }
 
 MUSTER_HD float load_as_float(const void* from, DType dtype, std::int64_t i) {

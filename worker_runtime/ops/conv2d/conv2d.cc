@@ -57,28 +57,41 @@ class Conv2d final : public Operation {
     return std::int64_t{shape_.out_height()} * shape_.out_width() * shape_.out_channels *
            (shape_.in_channels / shape_.groups) * shape_.kernel * shape_.kernel;
   }
-  Result<std::unique_ptr<Prepared>> prepare(Device& device, int batch) const override {
+  TensorFormat format([[maybe_unused]] Device& device,
+                      [[maybe_unused]] const TensorFormat& offered) const override {
+#ifdef MUSTER_HAS_CUDA
+    if (device.type() == DeviceType::kCuda) return cuda::conv2d_format(device, shape_, offered);
+#endif
+    return {};
+  }
+  Result<std::unique_ptr<Prepared>> prepare(Device& device, int batch,
+                                            const TensorFormat& format) const override {
     ConvShape shape = shape_;
     shape.batch = batch;
+    shape.format = format;
     return PreparedConv2d::make(device, shape);
   }
   void forward(const Frame& f) const override {
-    if (!options_.bias && of_bias(f, f.params) != nullptr) f.device->zero(of_bias(f, f.params), bias_bytes());
-    convolution(f).forward(f.x[0].f32(), f.params[0], of_bias(f, f.params), f.y.f32(),
+    float* const zeros = without_bias(f);
+    if (zeros != nullptr) f.device->zero(zeros, bias_bytes());
+    convolution(f).forward(f.x[0].data, f.param(0), options_.bias ? f.param(1) : zeros, f.y.data,
                            f.workspace + workspace_bytes(0));
   }
   void backward(const Frame& f) const override {
-    convolution(f).backward(f.x[0].f32(), f.params[0], f.dy.f32(), f.dx[0].f32(), f.grads[0],
-                            of_bias(f, f.grads), f.workspace + workspace_bytes(0));
+    convolution(f).backward(f.x[0].data, f.param(0), f.dy.data, f.dx[0].data, f.grads[0],
+                            options_.bias ? f.grads[1] : without_bias(f), f.workspace + workspace_bytes(0));
   }
 
  private:
-  static PreparedConv2d& convolution(const Frame& f) { return static_cast<PreparedConv2d&>(*f.prepared); }
-  float* of_bias(const Frame& f, const std::vector<float*>& list) const {
-    if (options_.bias) return list[1];
-    return f.stream == nullptr ? reinterpret_cast<float*>(f.workspace) : nullptr;
+  static PreparedConv2d& convolution(const Frame& f) {
+    return static_cast<PreparedConv2d&>(*f.prepared);
   }
-  std::size_t bias_bytes() const { return static_cast<std::size_t>(shape_.out_channels) * sizeof(float); }
+  float* without_bias(const Frame& f) const {
+    return !options_.bias && f.stream == nullptr ? reinterpret_cast<float*>(f.workspace) : nullptr;
+  }
+  std::size_t bias_bytes() const {
+    return static_cast<std::size_t>(shape_.out_channels) * sizeof(float);
+  }
 
   Conv2dOptions options_;
   ConvShape shape_;

@@ -10,6 +10,7 @@ namespace muster::nn::cuda {
 namespace {
 
 using Args = OwnConv2d::Args;
+using Images = OwnConv2d::Images;
 
 constexpr int kThreads = 256;
 constexpr int kPlanes = 8192, kFilters = 2048;  // floats in shared memory: 40 KB together
@@ -28,11 +29,24 @@ __device__ __forceinline__ int meets(const Args& a, int at, int p, int limit) {
   }
 }
 
+/// Some channels of an image to planes in shared memory, by all threads.
+template <class T>
+__device__ void load_planes(const Images& images, const T* first, int channels, float* planes) {
+  const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  for (int i = thread; i < channels * images.pixels; i += threads)
+    if (images.pixel_step == 1) {
+      planes[i] = to_float(first[i]);
+    } else {
+      const int pixel = i / channels, channel = i - pixel * channels;
+      planes[channel * images.pixels + pixel] = to_float(first[pixel * images.pixel_step + channel]);
+    }
+}
+
 /// Forward, and backward to the input, with an image's planes in shared memory: a block computes `tile`
 /// channels of one image. kKernel: the kernel's size, or 0 for any.
-template <int kKernel, bool kBackward>
+template <int kKernel, bool kBackward, class T>
 __global__ void __launch_bounds__(kThreads)
-    image_kernel(Args a, int tile, const float* from, const float* w, const float* b, float* to) {
+    image_kernel(Args a, int tile, const T* from, const T* w, const T* b, T* to) {
   __shared__ float planes[kPlanes], filters[kFilters];
   muster::cuda::after_previous();
   const int kernel = kKernel > 0 ? kKernel : a.kernel, places = kernel * kernel;
@@ -41,24 +55,24 @@ __global__ void __launch_bounds__(kThreads)
   const int to_columns = kBackward ? a.width : a.out_width;
   const int from_pixels = from_rows * from_columns;
   const int to_pixels = to_columns * (kBackward ? a.height : a.out_height);
+  const Images &from_images = kBackward ? a.y : a.x, &to_images = kBackward ? a.x : a.y;
   const int tiles = (channels + tile - 1) / tile, block = static_cast<int>(blockIdx.x);
-  const int group_of_image = block / tiles, group = group_of_image % a.groups;
+  const int image = block / tiles / a.groups, group = block / tiles % a.groups;
   const int first = block % tiles * tile, count = channels - first < tile ? channels - first : tile;
   const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const float* image = from + std::int64_t{group_of_image} * depth * from_pixels;
-  for (int i = thread; i < depth * from_pixels; i += threads) planes[i] = image[i];
+  load_planes(from_images, from + from_images.at(image, group * depth), depth, planes);
   // Forward the filters of the tile lie together; backward a run of each output channel's does.
   const int run = kBackward ? count * places : count * depth * places;
   for (int i = thread; i < count * depth * places; i += threads) {
     const int o = kBackward ? i / run : first, in_run = kBackward ? i % run + first * places : i;
-    filters[i] = w[(group * a.group_out + o) * a.group_in * places + in_run];
+    filters[i] = to_float(w[(group * a.group_out + o) * a.group_in * places + in_run]);
   }
   __syncthreads();
-  float* const results = to + (std::int64_t{group_of_image} * channels + first) * to_pixels;
+  T* const results = to + to_images.at(image, group * channels + first);
   for (int i = thread; i < count * to_pixels; i += threads) {
     const int m = i / to_pixels, pixel = i - m * to_pixels;
     const int row = pixel / to_columns, column = pixel - row * to_columns;
-    float sum = b == nullptr ? 0.0F : b[group * channels + first + m];
+    float sum = b == nullptr ? 0.0F : to_float(b[group * channels + first + m]);
     for (int c = 0; c < depth; ++c) {
       const float* plane = planes + c * from_pixels;
       const float* filter = filters + (kBackward ? c * count + m : m * depth + c) * places;
@@ -73,12 +87,12 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
     }
-    results[i] = sum;
+    results[m * to_images.channel_step + pixel * to_images.pixel_step] = from_float<T>(sum);
   }
 }
 
-template <bool kBackward>
-int launch_image(const Args& a, const float* from, const float* w, const float* b, float* to, void* stream) {
+template <bool kBackward, class T>
+int launch_image(const Args& a, const T* from, const T* w, const T* b, T* to, void* stream) {
   const int channels = kBackward ? a.group_in : a.group_out, depth = kBackward ? a.group_out : a.group_in;
   const int images = a.batch * a.groups, filter = depth * a.kernel * a.kernel;
   // As many channels a block as leave enough blocks, and fit.
@@ -87,21 +101,21 @@ int launch_image(const Args& a, const float* from, const float* w, const float* 
   const int pixels = tile * (kBackward ? a.height * a.width : a.out_height * a.out_width);
   const auto threads = static_cast<unsigned>(std::min(kThreads, (pixels + 31) / 32 * 32));
   if (a.kernel == 5)
-    return launch<image_kernel<5, kBackward>>(blocks, threads, stream, a, tile, from, w, b, to);
+    return launch<image_kernel<5, kBackward, T>>(blocks, threads, stream, a, tile, from, w, b, to);
   if (a.kernel == 3)
-    return launch<image_kernel<3, kBackward>>(blocks, threads, stream, a, tile, from, w, b, to);
-  return launch<image_kernel<0, kBackward>>(blocks, threads, stream, a, tile, from, w, b, to);
+    return launch<image_kernel<3, kBackward, T>>(blocks, threads, stream, a, tile, from, w, b, to);
+  return launch<image_kernel<0, kBackward, T>>(blocks, threads, stream, a, tile, from, w, b, to);
 }
 
 /// Sums for the gradients of one output channel's filter and bias, over some images: partial (slices,
 /// out_channels, group_in * kernel * kernel + 1). Several threads share an element where there are few.
+template <class T>
 __global__ void __launch_bounds__(kThreads)
-    image_filter_kernel(Args a, int slices, const float* x, const float* dy, float* partial) {
+    image_filter_kernel(Args a, int slices, const T* x, const T* dy, float* partial) {
   __shared__ float planes[kPlanes], gradients[kFilters], sums[kThreads];
   muster::cuda::after_previous();
   const int places = a.kernel * a.kernel, elements = a.group_in * places + 1;
-  const int pixels = a.height * a.width, out_pixels = a.out_height * a.out_width;
-  const int out_channels = a.groups * a.group_out;
+  const int out_channels = a.y.channels;
   const int slice = static_cast<int>(blockIdx.x) / out_channels,
             o = static_cast<int>(blockIdx.x) % out_channels;
   const int begin = static_cast<int>(std::int64_t{slice} * a.batch / slices);
@@ -114,11 +128,10 @@ __global__ void __launch_bounds__(kThreads)
   const int c = element / places, p = element % places / a.kernel, q = element % a.kernel;
   float sum = 0;
   for (int n = begin; n < end; ++n) {
-    const float* image = x + (std::int64_t{n} * a.groups + o / a.group_out) * a.group_in * pixels;
-    const float* plane = dy + (std::int64_t{n} * out_channels + o) * out_pixels;
+    const T* plane = dy + a.y.at(n, o);
     __syncthreads();  // the last image has been used
-    for (int i = thread; i < a.group_in * pixels; i += kThreads) planes[i] = image[i];
-    for (int i = thread; i < out_pixels; i += kThreads) gradients[i] = plane[i];
+    load_planes(a.x, x + a.x.at(n, o / a.group_out * a.group_in), a.group_in, planes);
+    for (int i = thread; i < a.y.pixels; i += kThreads) gradients[i] = to_float(plane[i * a.y.pixel_step]);
     __syncthreads();
     for (int row = share; works && row < a.out_height; row += sharers) {
       const float* const g = gradients + row * a.out_width;
@@ -172,16 +185,16 @@ struct Place {
 };
 
 /// Pixels by the channels of a group: y = x * w, or dx = dy * w.
-template <bool kBackward>
+template <bool kBackward, class T>
 struct PixelProduct {
   static constexpr bool kLeftAlongDepth = false, kRightAlongDepth = !kBackward, kStoreAlongRows = true;
   struct Row {
-    const float* image;
+    const T* image;
     int row, column;
   };
   Args a;
-  const float *from, *w, *b;
-  float* to;
+  const T *from, *w, *b;
+  T* to;
   int rows, columns, layers;
 
   __device__ int begin(int /*group*/) const { return 0; }
@@ -189,12 +202,9 @@ struct PixelProduct {
     return (kBackward ? a.group_out : a.group_in) * a.kernel * a.kernel;
   }
   __device__ Row row(int m, int group) const {
-    const int to_columns = kBackward ? a.width : a.out_width;
-    const int to_pixels = to_columns * (kBackward ? a.height : a.out_height);
-    const int from_pixels = kBackward ? a.out_height * a.out_width : a.height * a.width;
+    const int to_columns = kBackward ? a.width : a.out_width, to_pixels = (kBackward ? a.x : a.y).pixels;
     const int n = m / to_pixels, pixel = m - n * to_pixels, depth = kBackward ? a.group_out : a.group_in;
-    return {from + (std::int64_t{n} * a.groups + group) * depth * from_pixels, pixel / to_columns,
-            pixel % to_columns};
+    return {from + from_images().at(n, group * depth), pixel / to_columns, pixel % to_columns};
   }
   __device__ float left(const Row& at, int k) const {
     const int from_rows = kBackward ? a.out_height : a.height,
@@ -202,53 +212,53 @@ struct PixelProduct {
     const Place place(k, a.kernel);
     const int r = meets<kBackward>(a, at.row, place.p, from_rows);
     const int s = meets<kBackward>(a, at.column, place.q, from_columns);
-    return r < 0 || s < 0 ? 0.0F : at.image[(place.plane * from_rows + r) * from_columns + s];
+    if (r < 0 || s < 0) return 0.0F;
+    return to_float(at.image[from_images().at(0, place.plane, r * from_columns + s)]);
   }
   __device__ float right(int k, int n, int group) const {
     const int places = a.kernel * a.kernel;
-    if constexpr (!kBackward) return w[(group * a.group_out + n) * a.group_in * places + k];
-    return w[((group * a.group_out + k / places) * a.group_in + n) * places + k % places];
+    if constexpr (!kBackward) return to_float(w[(group * a.group_out + n) * a.group_in * places + k]);
+    return to_float(w[((group * a.group_out + k / places) * a.group_in + n) * places + k % places]);
   }
   __device__ void store(int m, int n, int group, float sum) const {
-    const int pixels = kBackward ? a.height * a.width : a.out_height * a.out_width;
-    const int image = m / pixels;
-    to[((std::int64_t{image} * a.groups + group) * columns + n) * pixels + (m - image * pixels)] =
-        b == nullptr ? sum : sum + b[group * columns + n];
+    const Images& images = kBackward ? a.x : a.y;
+    const int image = m / images.pixels;
+    if (b != nullptr) sum += to_float(b[group * columns + n]);
+    to[images.at(image, group * columns + n, m - image * images.pixels)] = from_float<T>(sum);
   }
+  __device__ const Images& from_images() const { return kBackward ? a.y : a.x; }
 };
 
 /// Output channels of a group by the places of their filters; a layer is a slice of the depth, which is the
 /// pixels of all images.
+template <class T>
 struct FilterProduct {
   static constexpr bool kLeftAlongDepth = true, kRightAlongDepth = true, kStoreAlongRows = false;
   struct Row {
-    const float* plane;  // of the first image
+    const T* plane;  // of the first image
   };
   Args a;
-  const float *x, *dy;
+  const T *x, *dy;
   float* partial;
   int rows, columns, layers, slices;
 
-  __device__ int depth() const { return a.batch * a.out_height * a.out_width; }
+  __device__ int depth() const { return a.batch * a.y.pixels; }
   __device__ int begin(int z) const { return static_cast<int>(std::int64_t{z % slices} * depth() / slices); }
   __device__ int end(int z) const {
     return static_cast<int>(std::int64_t{z % slices + 1} * depth() / slices);
   }
-  __device__ Row row(int m, int z) const {
-    return {dy + std::int64_t{z / slices * a.group_out + m} * a.out_height * a.out_width};
-  }
+  __device__ Row row(int m, int z) const { return {dy + a.y.at(0, z / slices * a.group_out + m)}; }
   __device__ float left(const Row& at, int k) const {
-    const int pixels = a.out_height * a.out_width, n = k / pixels;
-    return at.plane[std::int64_t{n} * a.groups * a.group_out * pixels + (k - n * pixels)];
+    const int n = k / a.y.pixels;
+    return to_float(at.plane[a.y.at(n, 0, k - n * a.y.pixels)]);
   }
   __device__ float right(int k, int n, int z) const {
-    const int pixels = a.out_height * a.out_width, image = k / pixels, pixel = k - image * pixels;
+    const int image = k / a.y.pixels, pixel = k - image * a.y.pixels;
     const Place place(n, a.kernel);
     const int r = meets<false>(a, pixel / a.out_width, place.p, a.height);
     const int s = meets<false>(a, pixel % a.out_width, place.q, a.width);
     if (r < 0 || s < 0) return 0.0F;
-    const std::int64_t plane = (std::int64_t{image} * a.groups + z / slices) * a.group_in + place.plane;
-    return x[(plane * a.height + r) * a.width + s];
+    return to_float(x[a.x.at(image, z / slices * a.group_in + place.plane, r * a.width + s)]);
   }
   __device__ void store(int m, int n, int z, float sum) const {
     const int o = z / slices * a.group_out + m;
@@ -257,32 +267,52 @@ struct FilterProduct {
 };
 
 /// A block per channel.
-__global__ void __launch_bounds__(kThreads) bias_gradient_kernel(Args a, const float* dy, float* db) {
+template <class T>
+__global__ void __launch_bounds__(kThreads) bias_gradient_kernel(Args a, const T* dy, float* db) {
   muster::cuda::after_previous();
-  const int pixels = a.out_height * a.out_width, channels = static_cast<int>(gridDim.x);
   float sum = 0;
   for (int n = static_cast<int>(threadIdx.x) / 32; n < a.batch; n += kThreads / 32) {
-    const float* const plane = dy + (std::int64_t{n} * channels + blockIdx.x) * pixels;
-    for (int i = static_cast<int>(threadIdx.x) % 32; i < pixels; i += 32) sum += plane[i];
+    const T* const plane = dy + a.y.at(n, static_cast<int>(blockIdx.x));
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < a.y.pixels; i += 32)
+      sum += to_float(plane[i * a.y.pixel_step]);
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) db[blockIdx.x] = sum;
 }
 
+template <class T>
 struct AddBias {
-  float* y;
-  const float* b;
-  int channels, pixels;
-  __device__ void operator()(std::int64_t i) const { y[i] += b[static_cast<int>(i) / pixels % channels]; }
+  T* y;
+  const T* b;
+  Images images;
+  __device__ void operator()(std::int64_t i) const {
+    const int c = static_cast<int>(i) / images.channel_step % images.channels;
+    y[i] = from_float<T>(to_float(y[i]) + to_float(b[c]));
+  }
 };
+
+Images images_of(int channels, int pixels, Layout layout) {
+  return layout == Layout::kNCHW ? Images{channels, pixels, pixels, 1}
+                                 : Images{channels, pixels, 1, channels};
+}
 
 }  // namespace
 
 OwnConv2d::OwnConv2d(const ConvShape& s)
-    : args_{s.batch,        s.groups,     s.kernel,
-            s.stride,       s.padding,    s.in_channels / s.groups,
-            s.height,       s.width,      s.out_channels / s.groups,
-            s.out_height(), s.out_width()} {}
+    : args_{s.batch,
+            s.groups,
+            s.kernel,
+            s.stride,
+            s.padding,
+            s.in_channels / s.groups,
+            s.height,
+            s.width,
+            s.out_channels / s.groups,
+            s.out_height(),
+            s.out_width(),
+            images_of(s.in_channels, s.height * s.width, s.format.layout),
+            images_of(s.out_channels, s.out_height() * s.out_width(), s.format.layout)},
+      dtype_(s.format.dtype) {}
 
 bool OwnConv2d::fits_shared(int planes, int pixels) const {
   return std::int64_t{planes} * pixels <= kPlanes && planes * args_.kernel * args_.kernel <= kFilters;
@@ -298,7 +328,7 @@ int OwnConv2d::slices() const {
   const int out_channels = a.groups * a.group_out, elements = a.group_in * a.kernel * a.kernel;
   if (sums_images()) return std::clamp(kWantedBlocks / out_channels, 1, a.batch);
   const auto tiles = static_cast<int>(tiles_of(a.group_out) * tiles_of(elements)) * a.groups;
-  const int depth = a.batch * a.out_height * a.out_width;
+  const int depth = a.batch * a.y.pixels;
   return std::clamp(kWantedBlocks / tiles, 1, std::max(1, depth / 256));
 }
 
@@ -308,52 +338,67 @@ std::size_t OwnConv2d::workspace_bytes() const {
   return sizeof(float) * static_cast<std::size_t>(std::int64_t{slices()} * a.groups * a.group_out * elements);
 }
 
-int OwnConv2d::forward(const float* x, const float* w, const float* b, float* y, void* stream) const {
+int OwnConv2d::forward(const void* x, const void* w, const void* b, void* y, void* stream) const {
   const Args& a = args_;
-  if (fits_shared(a.group_in, a.height * a.width)) return launch_image<false>(a, x, w, b, y, stream);
-  return tile_product(
-      PixelProduct<false>{a, x, w, b, y, a.batch * a.out_height * a.out_width, a.group_out, a.groups},
-      stream);
+  return with_type(dtype_, [&](auto type) {
+    using T = decltype(type);
+    if (fits_shared(a.group_in, a.x.pixels))
+      return launch_image<false>(a, as<T>(x), as<T>(w), as<T>(b), as<T>(y), stream);
+    return tile_product(PixelProduct<false, T>{a, as<T>(x), as<T>(w), as<T>(b), as<T>(y),
+                                               a.batch * a.y.pixels, a.group_out, a.groups},
+                        stream);
+  });
 }
 
-int OwnConv2d::backward_data(const float* w, const float* dy, float* dx, void* stream) const {
+int OwnConv2d::backward_data(const void* w, const void* dy, void* dx, void* stream) const {
   const Args& a = args_;
-  if (fits_shared(a.group_out, a.out_height * a.out_width))
-    return launch_image<true>(a, dy, w, nullptr, dx, stream);
-  return tile_product(
-      PixelProduct<true>{a, dy, w, nullptr, dx, a.batch * a.height * a.width, a.group_in, a.groups}, stream);
+  return with_type(dtype_, [&](auto type) {
+    using T = decltype(type);
+    const T* const none = nullptr;
+    if (fits_shared(a.group_out, a.y.pixels))
+      return launch_image<true>(a, as<T>(dy), as<T>(w), none, as<T>(dx), stream);
+    return tile_product(PixelProduct<true, T>{a, as<T>(dy), as<T>(w), none, as<T>(dx), a.batch * a.x.pixels,
+                                              a.group_in, a.groups},
+                        stream);
+  });
 }
 
-int OwnConv2d::backward_filter(const float* x, const float* dy, float* dw, float* db, void* workspace,
+int OwnConv2d::backward_filter(const void* x, const void* dy, float* dw, float* db, void* workspace,
                                void* stream) const {
   const Args& a = args_;
   auto* const partial = static_cast<float*>(workspace);
-  const int out_channels = a.groups * a.group_out, count = slices();
-  int row = a.group_in * a.kernel * a.kernel;
-  int error = cudaSuccess;
-  if (sums_images()) {
-    ++row;
+  const int out_channels = a.y.channels, count = slices();
+  const int row = a.group_in * a.kernel * a.kernel + (sums_images() ? 1 : 0);
+  const int error = with_type(dtype_, [&](auto type) {
+    using T = decltype(type);
     const dim3 blocks{static_cast<unsigned>(count * out_channels),
                       static_cast<unsigned>((row + kThreads - 1) / kThreads), 1};
-    error = launch<image_filter_kernel>(blocks, kThreads, stream, a, count, x, dy, partial);
-  } else {
-    error = tile_product(FilterProduct{a, x, dy, partial, a.group_out, row, a.groups * count, count}, stream);
-    if (error == cudaSuccess && db != nullptr) error = bias_gradient(dy, db, stream);
-  }
+    if (sums_images())
+      return launch<image_filter_kernel<T>>(blocks, kThreads, stream, a, count, as<T>(x), as<T>(dy), partial);
+    const int done = tile_product(
+        FilterProduct<T>{a, as<T>(x), as<T>(dy), partial, a.group_out, row, a.groups * count, count}, stream);
+    return done == cudaSuccess && db != nullptr ? bias_gradient(dy, db, stream) : done;
+  });
   if (error != cudaSuccess) return error;
   return for_each_element(std::int64_t{out_channels} * row, stream,
                           SumSlices{partial, count, out_channels * row, row, sums_images(), dw, db});
 }
 
-int OwnConv2d::add_bias(float* y, const float* b, void* stream) const {
-  const Args& a = args_;
-  const int channels = a.groups * a.group_out, pixels = a.out_height * a.out_width;
-  return for_each_element(std::int64_t{a.batch} * channels * pixels, stream, AddBias{y, b, channels, pixels});
+int OwnConv2d::add_bias(void* y, const void* b, void* stream) const {
+  return with_type(dtype_, [&](auto type) {
+    using T = decltype(type);
+    const Images& images = args_.y;
+    return for_each_element(std::int64_t{args_.batch} * images.channels * images.pixels, stream,
+                            AddBias<T>{as<T>(y), as<T>(b), images});
+  });
 }
 
-int OwnConv2d::bias_gradient(const float* dy, float* db, void* stream) const {
-  const dim3 channels{static_cast<unsigned>(args_.groups * args_.group_out), 1, 1};
-  return launch<bias_gradient_kernel>(channels, kThreads, stream, args_, dy, db);
+int OwnConv2d::bias_gradient(const void* dy, float* db, void* stream) const {
+  return with_type(dtype_, [&](auto type) {
+    using T = decltype(type);
+    const dim3 channels{static_cast<unsigned>(args_.y.channels), 1, 1};
+    return launch<bias_gradient_kernel<T>>(channels, kThreads, stream, args_, as<T>(dy), db);
+  });
 }
 
 }  // namespace muster::nn::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A convolution of one shape on one device. All tensors are float32, contiguous, NCHW.
+// A convolution of one shape on one device. Tensors are contiguous. Those that are void* are float32 NCHW on
+// the CPU; on a GPU x, y and their gradients have ConvShape's format, w and b its type.
 #pragma once
 
 #include <muster/operation.h>
@@ -11,6 +12,7 @@ namespace muster::nn {
 struct ConvShape {
   int batch = 0, in_channels = 0, height = 0, width = 0, out_channels = 0, kernel = 0, stride = 1,
       padding = 0, groups = 1;
+  TensorFormat format = {};
 
   [[nodiscard]] int out_height() const { return (height + 2 * padding - kernel) / stride + 1; }
   [[nodiscard]] int out_width() const { return (width + 2 * padding - kernel) / stride + 1; }
@@ -24,9 +26,9 @@ struct PreparedConv2d : Prepared {
   [[nodiscard]] static Result<std::unique_ptr<PreparedConv2d>> make(Device& device, const ConvShape& shape);
 
   /// y = conv(x, w) + b. `workspace`: workspace_bytes. On a GPU b and db may be nullptr: there is no bias.
-  virtual void forward(const float* x, const float* w, const float* b, float* y, void* workspace) = 0;
+  virtual void forward(const void* x, const void* w, const void* b, void* y, void* workspace) = 0;
   /// dw, db are overwritten; dx is overwritten, or not computed when nullptr (first layer).
-  virtual void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
+  virtual void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
                         void* workspace) = 0;
 };
 
@@ -50,7 +52,9 @@ void direct_conv_weight_gradient(const ConvShape& shape, const float* x, const f
 [[nodiscard]] Result<std::unique_ptr<PreparedConv2d>> make_general_conv(const ConvShape& shape);
 
 namespace cuda {  // cuda_conv2d.cc
+/// Operation::format(): NHWC for cuDNN in a half type.
+[[nodiscard]] TensorFormat conv2d_format(Device& device, const ConvShape& shape, const TensorFormat& offered);
 [[nodiscard]] std::unique_ptr<PreparedConv2d> prepare_conv2d(Device& device, const ConvShape& shape);
-}
+}  // namespace cuda
 
 }  // namespace muster::nn

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/conv2d/conv2d.h"
 
 namespace muster::nn {
@@ -20,13 +21,14 @@ struct DirectConv final : PreparedConv2d {
   explicit DirectConv(const ConvShape& of) : shape(of) {
     workspace_bytes = direct_conv_scratch(shape) * sizeof(float);
   }
-  void forward(const float* x, const float* w, const float* b, float* y, void* /*workspace*/) override {
-    direct_conv_forward(shape, x, w, b, y);
+  void forward(const void* x, const void* w, const void* b, void* y, void* /*workspace*/) override {
+    direct_conv_forward(shape, as<float>(x), as<float>(w), as<float>(b), as<float>(y));
   }
-  void backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* db,
+  void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
                 void* workspace) override {
-    direct_conv_weight_gradient(shape, x, dy, dw, db);
-    if (dx != nullptr) direct_conv_input_gradient(shape, w, dy, dx, static_cast<float*>(workspace));
+    direct_conv_weight_gradient(shape, as<float>(x), as<float>(dy), dw, db);
+    if (dx != nullptr)
+      direct_conv_input_gradient(shape, as<float>(w), as<float>(dy), as<float>(dx), as<float>(workspace));
   }
 
   ConvShape shape;

@@ -22,11 +22,15 @@ constexpr std::size_t kTimed = 4;
 // Plans that want more scratch than this are passed over.
 constexpr std::int64_t kMaxWorkspace = std::int64_t{512} << 20;
 
-/// A float32 tensor of four dimensions, packed.
-Result<DnnDescriptor> tensor(const CudaDnn& dnn, std::int64_t id, std::array<std::int64_t, 4> dims) {
+/// A tensor of four dimensions, packed.
+Result<DnnDescriptor> tensor(const CudaDnn& dnn, std::int64_t id, const TensorFormat& format,
+                             std::array<std::int64_t, 4> dims) {
   MUSTER_TRY(DnnDescriptor made, DnnDescriptor::make(dnn, CUDNN_BACKEND_TENSOR_DESCRIPTOR));
-  const cudnnDataType_t type = CUDNN_DATA_FLOAT;
-  const std::array<std::int64_t, 4> strides{dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
+  const cudnnDataType_t type = format.dtype == DType::kBFloat16  ? CUDNN_DATA_BFLOAT16
+                               : format.dtype == DType::kFloat16 ? CUDNN_DATA_HALF
+                                                                 : CUDNN_DATA_FLOAT;
+  std::array<std::int64_t, 4> strides{dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
+  if (format.layout == Layout::kNHWC) strides = {strides[0], 1, dims[3] * dims[1], dims[1]};
   const std::int64_t alignment = kConvAlignment;
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type));
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.data()));
@@ -96,7 +100,8 @@ const PassNames& names_of(ConvPlan::Pass pass) {
   return kPasses.at(static_cast<std::size_t>(pass));
 }
 
-bool is_allowed_engine(const CudaDnn& dnn, const DnnDescriptor& config, const ConvPlanOptions& options) {
+bool is_allowed_engine(const CudaDnn& dnn, const DnnDescriptor& config, const ConvPlanOptions& options,
+                       DType dtype) {
   auto engine = DnnDescriptor::make(dnn, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   if (!engine) return false;
   cudnnBackendDescriptor_t raw = engine->get();
@@ -119,7 +124,7 @@ bool is_allowed_engine(const CudaDnn& dnn, const DnnDescriptor& config, const Co
     else if (note != CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP)
       notes.approximate = true;
   }
-  return is_allowed(notes, options.deterministic, options.tf32);
+  return is_allowed(notes, options.deterministic, options.tf32 || dtype != DType::kFloat32);
 }
 
 struct Proposed {
@@ -132,7 +137,7 @@ struct Proposed {
 /// alone; what the plans refer to goes to `parts`.
 Result<std::vector<Proposed>> propose(const CudaDnn& dnn, const DnnDescriptor& graph,
                                       cudnnBackendHeurMode_t mode, const ConvPlanOptions& options,
-                                      std::size_t most, std::optional<int> place,
+                                      DType dtype, std::size_t most, std::optional<int> place,
                                       std::vector<DnnDescriptor>& parts) {
   MUSTER_TRY(DnnDescriptor heuristic, DnnDescriptor::make(dnn, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR));
   MUSTER_OK(heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph));
@@ -153,7 +158,7 @@ Result<std::vector<Proposed>> propose(const CudaDnn& dnn, const DnnDescriptor& g
   std::vector<Proposed> proposed;
   for (int i = 0; i < std::min(found, kMaxCandidates) && proposed.size() < most; ++i) {
     DnnDescriptor& config = configs[static_cast<std::size_t>(i)];
-    if (place.value_or(i) != i || !is_allowed_engine(dnn, config, options)) continue;
+    if (place.value_or(i) != i || !is_allowed_engine(dnn, config, options, dtype)) continue;
     MUSTER_TRY(DnnDescriptor plan, DnnDescriptor::make(dnn, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR));
     MUSTER_OK(plan.set(CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle));
     MUSTER_OK(plan.set(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config));
@@ -187,8 +192,8 @@ Result<void> execute(const CudaDnn& dnn, const DnnDescriptor& plan, std::array<c
 std::vector<float> time_plans(const CudaDnn& dnn, const std::vector<Proposed>& plans, const ConvShape& s,
                               cudaStream_t stream) {
   constexpr int kRuns = 5;
-  const auto bytes = [](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
-    return static_cast<std::size_t>(a * b * c * d) * sizeof(float);
+  const auto bytes = [&s](std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) {
+    return static_cast<std::size_t>(a * b * c * d) * size_of(s.format.dtype);
   };
   std::size_t workspace_bytes = 0;
   for (const Proposed& each : plans)
@@ -237,7 +242,8 @@ std::vector<float> time_plans(const CudaDnn& dnn, const std::vector<Proposed>& p
 std::string key_of(const CudaDnn& dnn, const ConvShape& s, const PassNames& names,
                    const ConvPlanOptions& options) {
   std::string key = std::string(options.device) + "|cuDNN " + dnn.version() + "|conv2d " +
-                    std::string(names.name) + "|F32" + (options.tf32 ? "|TF32" : "") +
+                    std::string(names.name) + "|" + std::string(to_string(s.format.dtype)) +
+                    (s.format.layout == Layout::kNHWC ? "|NHWC" : "") + (options.tf32 ? "|TF32" : "") +
                     (options.deterministic ? "|deterministic" : "");
   for (const int number :
        {s.batch, s.in_channels, s.height, s.width, s.out_channels, s.kernel, s.stride, s.padding, s.groups})
@@ -247,10 +253,11 @@ std::string key_of(const CudaDnn& dnn, const ConvShape& s, const PassNames& name
 
 Result<Proposed> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan::Pass pass,
                            const ConvPlanOptions& options, std::vector<DnnDescriptor>& parts) {
-  MUSTER_TRY(DnnDescriptor x, tensor(dnn, kX, {s.batch, s.in_channels, s.height, s.width}));
+  MUSTER_TRY(DnnDescriptor x, tensor(dnn, kX, s.format, {s.batch, s.in_channels, s.height, s.width}));
   MUSTER_TRY(DnnDescriptor w,
-             tensor(dnn, kW, {s.out_channels, s.in_channels / s.groups, s.kernel, s.kernel}));
-  MUSTER_TRY(DnnDescriptor y, tensor(dnn, kY, {s.batch, s.out_channels, s.out_height(), s.out_width()}));
+             tensor(dnn, kW, s.format, {s.out_channels, s.in_channels / s.groups, s.kernel, s.kernel}));
+  MUSTER_TRY(DnnDescriptor y,
+             tensor(dnn, kY, s.format, {s.batch, s.out_channels, s.out_height(), s.out_width()}));
   MUSTER_TRY(DnnDescriptor conv, convolution(dnn, s));
   const PassNames& names = names_of(pass);
   const float one = 1.0F, zero = 0.0F;
@@ -271,11 +278,13 @@ Result<Proposed> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan::Pas
   const std::string key = key_of(dnn, s, names, options);
   const auto known = options.timed != nullptr ? options.timed->find(key) : std::nullopt;
   const std::size_t most = options.timed != nullptr ? kTimed : 1;
-  auto plans = propose(dnn, graph, CUDNN_HEUR_MODE_A, options, most, known, parts);
+  auto plans = propose(dnn, graph, CUDNN_HEUR_MODE_A, options, s.format.dtype, most, known, parts);
   const bool kept = known && plans;
   // A choice that is not there was made by something else.
-  if (known && !plans) plans = propose(dnn, graph, CUDNN_HEUR_MODE_A, options, most, std::nullopt, parts);
-  if (!plans) plans = propose(dnn, graph, CUDNN_HEUR_MODE_FALLBACK, options, 1, std::nullopt, parts);
+  if (known && !plans)
+    plans = propose(dnn, graph, CUDNN_HEUR_MODE_A, options, s.format.dtype, most, std::nullopt, parts);
+  if (!plans)
+    plans = propose(dnn, graph, CUDNN_HEUR_MODE_FALLBACK, options, s.format.dtype, 1, std::nullopt, parts);
   if (!plans) return fail(std::move(plans).error());
   std::size_t chosen = 0;
   if (!kept && plans->size() > 1)
@@ -299,7 +308,7 @@ Result<ConvPlan> ConvPlan::make(const CudaDnn& dnn, const ConvShape& shape, cons
   return made;
 }
 
-Result<void> ConvPlan::run(Pass pass, const float* x, const float* w, const float* y, void* workspace) {
+Result<void> ConvPlan::run(Pass pass, const void* x, const void* w, const void* y, void* workspace) {
   // cuDNN takes all pointers alike; it writes only what the pass produces.
   const std::array<const void*, 3> pointers{x, w, y};
   for (std::size_t i = 0; i < pointers.size(); ++i)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // ConvPlan: the three passes of one convolution shape as execution plans of cuDNN 9's graph interface:
 // operation graph, heuristic mode A (then its fallback list), the first engine that is allowed and builds, or
-// the fastest of the first ones. float32 NCHW; engines that use Winograd or FFT are passed over. Built once
-// per shape before the first step; run() only enqueues. Not thread-safe. Failure: cuDNN's words; the caller
-// then keeps muster's own kernels. Source: cudnn_graph.h of cuDNN 9.19; PyTorch's filterEngineConfigs
-// (Conv_v8.cpp).
+// the fastest of the first ones. All tensors in ConvShape's format, sums in float32; engines that use
+// Winograd or FFT are passed over. Built once per shape before the first step; run() only enqueues. Not
+// thread-safe. Failure: cuDNN's words; the caller then keeps muster's own kernels. Source: cudnn_graph.h of
+// cuDNN 9.19; PyTorch's filterEngineConfigs (Conv_v8.cpp).
 #pragma once
 
 #include <array>
@@ -48,7 +48,8 @@ class ConvPlan {
   /// x, w and y stand for whichever of them and their gradients the pass reads and writes:
   /// forward x, w -> y; backward-data dy (as y), w -> dx (as x); backward-filter x, dy (as y) -> dw (as w).
   /// kInvalidArgument names the one that is not is_conv_aligned().
-  [[nodiscard]] Result<void> run(Pass pass, const float* x, const float* w, const float* y, void* workspace);
+  /// In NHWC w is (out_channels, kernel, kernel, in_channels / groups).
+  [[nodiscard]] Result<void> run(Pass pass, const void* x, const void* w, const void* y, void* workspace);
 
  private:
   explicit ConvPlan(const muster::cuda::CudaDnn& dnn) : dnn_(&dnn) {}

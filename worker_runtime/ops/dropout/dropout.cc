@@ -23,19 +23,23 @@ class Dropout final : public Operation {
     return inputs[0];
   }
   bool draws_random_numbers() const override { return true; }
+  /// A value's number is its place in NCHW.
+  TensorFormat format(Device& device, const TensorFormat& offered) const override {
+    return {device.type() == DeviceType::kCuda ? offered.dtype : DType::kFloat32, Layout::kNCHW};
+  }
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
     if (f.mode == Mode::kInference) return f.device->copy_on_device(f.y.data, f.x[0].data, f.y.size_bytes());
-    apply_mask(f, f.x[0].f32(), f.y.f32());
+    apply_mask(f, f.x[0], f.y);
   }
   void backward(const Frame& f) const override {
-    if (f.dx[0]) apply_mask(f, f.dy.f32(), f.dx[0].f32());
+    if (f.dx[0]) apply_mask(f, f.dy, f.dx[0]);
   }
 
  private:
-  void apply_mask(const Frame& f, const float* from, float* to) const {
-    const DropoutArgs args{from, to, f.y.count(), f.random, f.operation, p_};
+  void apply_mask(const Frame& f, const Tensor& from, const Tensor& to) const {
+    const DropoutArgs args{to.dtype, from.data, to.data, to.count(), f.random, f.operation, p_};
 #ifdef MUSTER_HAS_CUDA
     if (f.stream != nullptr) return f.report_cuda(cuda::dropout(args, f.stream), "dropout");
 #endif

@@ -3,7 +3,7 @@
 
 #include <muster/operation.h>
 
-#include "worker_runtime/ops/portable.h"
+#include "worker_runtime/ops/cast/half.h"
 
 namespace muster::nn {
 
@@ -23,8 +23,9 @@ MUSTER_HD FourWords philox(FourWords c, std::uint32_t key0, std::uint32_t key1) 
 }
 
 struct DropoutArgs {
-  const float* from;
-  float* to;
+  DType dtype;
+  const void* from;
+  void* to;
   std::int64_t count;
   const RandomState* random;
   std::uint32_t operation;
@@ -42,7 +43,8 @@ MUSTER_HD void dropout_quad(const DropoutArgs& a, std::int64_t quad) {
   for (int k = 0; k < 4 && 4 * quad + k < a.count; ++k) {
     // 24 bits, as a float of [0, 1) has them.
     const bool kept = static_cast<float>(drawn.word[k] >> 8U) * 0x1p-24F >= a.p;
-    a.to[4 * quad + k] = kept ? a.from[4 * quad + k] * scale : 0;
+    const std::int64_t i = 4 * quad + k;
+    store_float(a.to, a.dtype, i, kept ? load_as_float(a.from, a.dtype, i) * scale : 0);
   }
 }
 

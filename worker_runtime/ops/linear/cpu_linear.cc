@@ -5,6 +5,7 @@
 #include <string>
 
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/linear/linear.h"
 
 namespace muster::nn {
@@ -15,14 +16,15 @@ struct CpuLinear final : PreparedLinear {
     if (sgemm) backend = "oneDNN";
   }
 
-  void forward(const float* x, const float* w, const float* b, float* y, bool relu,
+  void forward(const void* x, const void* w, const void* b, void* y, bool relu,
                void* /*workspace*/) override {
-    linear_vector_forward(shape, x, w, b, y, relu);
+    linear_vector_forward(shape, as<float>(x), as<float>(w), as<float>(b), as<float>(y), relu);
   }
-  void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
+  void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
                 bool relu, void* /*workspace*/) override {
-    linear_vector_output_gradient(shape, y, dy, db, relu);
-    sgemm ? linear_sgemm_backward(shape, x, w, dy, dx, dw) : linear_vector_backward(shape, x, w, dy, dx, dw);
+    linear_vector_output_gradient(shape, as<float>(y), as<float>(dy), db, relu);
+    const auto products = sgemm ? linear_sgemm_backward : linear_vector_backward;
+    products(shape, as<float>(x), as<float>(w), as<float>(dy), as<float>(dx), dw);
   }
 
   LinearShape shape;

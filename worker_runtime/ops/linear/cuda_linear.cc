@@ -10,11 +10,11 @@ namespace {
 
 struct OwnLinear final : PreparedLinear {
   OwnLinear(Device& on, const LinearShape& of) : device(&on), shape(of) {}
-  void forward(const float* x, const float* w, const float* b, float* y, bool relu,
+  void forward(const void* x, const void* w, const void* b, void* y, bool relu,
                void* /*workspace*/) override {
     device->report_cuda(linear_forward(shape, x, w, b, y, relu, device->stream()), "linear");
   }
-  void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
+  void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
                 bool relu, void* /*workspace*/) override {
     device->report_cuda(linear_backward(shape, x, w, y, dy, dx, dw, db, relu, device->stream()),
                         "linear backward");
@@ -31,9 +31,10 @@ struct BlasLinear final : PreparedLinear {
     const std::int64_t m = shape.batch, k = shape.in_features, n = shape.out_features;
     // y^T (n x m) = w (n x k) x^T (k x m); dx^T (k x m) = w^T (k x n) dy^T (n x m); dw^T (k x n) = x^T (k x
     // m) dy (m x n), and db = columns of dy summed.
-    GemmShape forward{CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, k, k, n, CUBLASLT_EPILOGUE_BIAS};
-    const GemmShape data{CUBLAS_OP_N, CUBLAS_OP_N, k, m, n, k, n, k, CUBLASLT_EPILOGUE_DEFAULT};
-    GemmShape weights{CUBLAS_OP_N, CUBLAS_OP_T, k, n, m, k, n, k, CUBLASLT_EPILOGUE_BGRADB};
+    const DType type = shape.dtype;
+    GemmShape forward{CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, k, k, n, CUBLASLT_EPILOGUE_BIAS, type, type};
+    const GemmShape data{CUBLAS_OP_N, CUBLAS_OP_N, k, m, n, k, n, k, CUBLASLT_EPILOGUE_DEFAULT, type, type};
+    GemmShape weights{CUBLAS_OP_N, CUBLAS_OP_T, k, n, m, k, n, k, CUBLASLT_EPILOGUE_BGRADB, type};
     auto made = std::make_unique<BlasLinear>();
     made->device = &device;
     made->shape = shape;
@@ -55,14 +56,14 @@ struct BlasLinear final : PreparedLinear {
     return made;
   }
 
-  void forward(const float* x, const float* w, const float* b, float* y, bool relu,
-               void* workspace) override {
+  void forward(const void* x, const void* w, const void* b, void* y, bool relu, void* workspace) override {
     report((relu ? with_relu : plain)->run(w, x, y, b, workspace, stream()));
   }
-  void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw, float* db,
+  void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
                 bool relu, void* workspace) override {
     const std::int64_t count = std::int64_t{shape.batch} * shape.out_features;
-    if (relu) device->report_cuda(relu_backward(y, dy, dy, count, stream()), "linear backward (mask)");
+    if (relu)
+      device->report_cuda(relu_backward(shape.dtype, y, dy, dy, count, stream()), "linear backward (mask)");
     report(weights->run(x, dy, dw, db, workspace, stream()));
     if (!sums_bias) device->report_cuda(bias_gradient(shape, dy, db, stream()), "linear backward (bias)");
     if (dx != nullptr) report(data->run(w, dy, dx, nullptr, workspace, stream()));

@@ -12,14 +12,15 @@ namespace muster::nn::cuda {
 
 inline constexpr int kSmallBatch = 64;
 
-[[nodiscard]] int linear_forward(const LinearShape& shape, const float* x, const float* w, const float* b,
-                                 float* y, bool relu, void* stream);
+[[nodiscard]] int linear_forward(const LinearShape& shape, const void* x, const void* w, const void* b,
+                                 void* y, bool relu, void* stream);
 /// With `relu` and a large batch dy is masked in place.
-[[nodiscard]] int linear_backward(const LinearShape& shape, const float* x, const float* w, const float* y,
-                                  float* dy, float* dx, float* dw, float* db, bool relu, void* stream);
+[[nodiscard]] int linear_backward(const LinearShape& shape, const void* x, const void* w, const void* y,
+                                  void* dy, void* dx, float* dw, float* db, bool relu, void* stream);
 /// dx = dy, or 0 where y is not positive; a NaN lets the gradient pass, as in PyTorch. dx may be dy. relu.cu
-[[nodiscard]] int relu_backward(const float* y, const float* dy, float* dx, std::int64_t count, void* stream);
+[[nodiscard]] int relu_backward(DType dtype, const void* y, const void* dy, void* dx, std::int64_t count,
+                                void* stream);
 /// db = the sum of dy over the batch.
-[[nodiscard]] int bias_gradient(const LinearShape& shape, const float* dy, float* db, void* stream);
+[[nodiscard]] int bias_gradient(const LinearShape& shape, const void* dy, float* db, void* stream);
 
 }  // namespace muster::nn::cuda

@@ -22,24 +22,27 @@ Result<GemmPlan> GemmPlan::make(const CudaBlas& blas, const GemmShape& shape, bo
   MUSTER_OK(set(CUBLASLT_MATMUL_DESC_EPILOGUE, shape.epilogue));
   plan.has_bias_ = shape.epilogue != CUBLASLT_EPILOGUE_DEFAULT;
 
-  const auto layout = [&](cublasLtMatrixLayout_t* made, cublasOperation_t op, std::int64_t rows,
+  const auto layout = [&](cublasLtMatrixLayout_t* made, DType dtype, cublasOperation_t op, std::int64_t rows,
                           std::int64_t columns, std::int64_t ld) {
     if (op != CUBLAS_OP_N) std::swap(rows, columns);  // a layout describes memory, before op
-    return blas.check(blas.layout_create(made, CUDA_R_32F, static_cast<std::uint64_t>(rows),
+    const cudaDataType_t type = dtype == DType::kBFloat16  ? CUDA_R_16BF
+                                : dtype == DType::kFloat16 ? CUDA_R_16F
+                                                           : CUDA_R_32F;
+    return blas.check(blas.layout_create(made, type, static_cast<std::uint64_t>(rows),
                                          static_cast<std::uint64_t>(columns), ld),
                       "cublasLtMatrixLayoutCreate");
   };
-  MUSTER_OK(layout(&plan.a_, shape.op_a, shape.rows, shape.inner, shape.lda));
-  MUSTER_OK(layout(&plan.b_, shape.op_b, shape.inner, shape.columns, shape.ldb));
-  MUSTER_OK(layout(&plan.d_, CUBLAS_OP_N, shape.rows, shape.columns, shape.ldd));
+  MUSTER_OK(layout(&plan.a_, shape.from, shape.op_a, shape.rows, shape.inner, shape.lda));
+  MUSTER_OK(layout(&plan.b_, shape.from, shape.op_b, shape.inner, shape.columns, shape.ldb));
+  MUSTER_OK(layout(&plan.d_, shape.to, CUBLAS_OP_N, shape.rows, shape.columns, shape.ldd));
   MUSTER_OK(plan.choose(shape, 16, plan.aligned_));
-  MUSTER_OK(plan.choose(shape, 4, plan.unaligned_));
+  MUSTER_OK(plan.choose(shape, size_of(shape.from), plan.unaligned_));
   return plan;
 }
 
-Result<void> GemmPlan::choose(const GemmShape& shape, std::uint32_t alignment_bytes,
-                              cublasLtMatmulAlgo_t& algo) {
+Result<void> GemmPlan::choose(const GemmShape& shape, std::size_t alignment, cublasLtMatmulAlgo_t& algo) {
   const CudaBlas& blas = *blas_;
+  const auto alignment_bytes = static_cast<std::uint32_t>(alignment);
   cublasLtMatmulPreference_t raw = nullptr;
   MUSTER_OK(blas.check(blas.preference_create(&raw), "cublasLtMatmulPreferenceCreate"));
   struct Release {
@@ -94,7 +97,7 @@ GemmPlan::~GemmPlan() {
   if (desc_ != nullptr) blas_->desc_destroy(desc_);
 }
 
-Result<void> GemmPlan::run(const float* a, const float* b, float* d, const float* bias, void* workspace,
+Result<void> GemmPlan::run(const void* a, const void* b, void* d, const void* bias, void* workspace,
                            cudaStream_t stream) {
   if (has_bias_)
     MUSTER_OK(blas_->check(blas_->desc_set(desc_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias),

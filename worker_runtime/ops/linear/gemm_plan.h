@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// GemmPlan: one cuBLASLt product of fixed shape with its epilogue and chosen algorithms. Float32, its inputs
-// rounded to TF32 where that is asked for. Built once per shape before the first step; run() only enqueues,
-// so it can be captured. Not thread-safe. Failure: the library's words, or kUnsupported where cuBLASLt has no
-// algorithm for a shape; the caller then keeps muster's own kernel.
+// GemmPlan: one cuBLASLt product of fixed shape with its epilogue and chosen algorithms. Sums are float32;
+// float32 inputs are rounded to TF32 where that is asked for. Built once per shape before the first step;
+// run() only enqueues, so it can be captured. Not thread-safe. Failure: the library's words, or kUnsupported
+// where cuBLASLt has no algorithm for a shape; the caller then keeps muster's own kernel.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ struct GemmShape {
   std::int64_t rows = 0, columns = 0, inner = 0;
   std::int64_t lda = 0, ldb = 0, ldd = 0;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  DType from = DType::kFloat32, to = DType::kFloat32;  // of A and B; of D and the bias
 };
 
 class GemmPlan {
@@ -33,12 +34,12 @@ class GemmPlan {
   ~GemmPlan();
 
   /// `bias` is read or written as the epilogue says; ignored without one.
-  [[nodiscard]] Result<void> run(const float* a, const float* b, float* d, const float* bias, void* workspace,
+  [[nodiscard]] Result<void> run(const void* a, const void* b, void* d, const void* bias, void* workspace,
                                  cudaStream_t stream);
 
  private:
   explicit GemmPlan(const muster::cuda::CudaBlas& blas) : blas_(&blas) {}
-  [[nodiscard]] Result<void> choose(const GemmShape& shape, std::uint32_t alignment_bytes,
+  [[nodiscard]] Result<void> choose(const GemmShape& shape, std::size_t alignment,
                                     cublasLtMatmulAlgo_t& algo);
 
   const muster::cuda::CudaBlas* blas_;
@@ -47,7 +48,7 @@ class GemmPlan {
   bool has_bias_ = false;
   cublasLtMatmulAlgo_t aligned_{};  // every pointer a multiple of 16 bytes
   cublasLtMatmulAlgo_t
-      unaligned_{};  // of 4: a parameter's place in the arena follows from the ones before it
+      unaligned_{};  // of an element: a parameter's place in the arena follows from the ones before it
 };
 
 }  // namespace muster::nn::cuda

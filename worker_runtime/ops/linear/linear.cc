@@ -3,6 +3,7 @@
 
 #include <muster/nn.h>
 
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -33,14 +34,18 @@ class Linear final : public Operation {
   bool backward_reads_y() const override { return relu_; }
   Autocast autocast() const override { return Autocast::kLower; }
   std::int64_t macs() const override { return std::int64_t{in_} * out_; }
-  Result<std::unique_ptr<Prepared>> prepare(Device& device, int batch) const override {
-    return PreparedLinear::make(device, {batch, in_, out_});
+  TensorFormat format(Device& device, const TensorFormat& offered) const override {
+    return {device.type() == DeviceType::kCuda ? offered.dtype : DType::kFloat32, Layout::kNCHW};
+  }
+  Result<std::unique_ptr<Prepared>> prepare(Device& device, int batch,
+                                            const TensorFormat& format) const override {
+    return PreparedLinear::make(device, {batch, in_, out_, format.dtype});
   }
   void forward(const Frame& f) const override {
-    layer(f).forward(f.x[0].f32(), f.params[0], f.params[1], f.y.f32(), relu_, f.workspace);
+    layer(f).forward(f.x[0].data, f.param(0), f.param(1), f.y.data, relu_, f.workspace);
   }
   void backward(const Frame& f) const override {
-    layer(f).backward(f.x[0].f32(), f.params[0], f.y.f32(), f.dy.f32(), f.dx[0].f32(), f.grads[0], f.grads[1],
+    layer(f).backward(f.x[0].data, f.param(0), f.y.data, f.dy.data, f.dx[0].data, f.grads[0], f.grads[1],
                       relu_, f.workspace);
   }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A linear layer of one shape on one device. All tensors are float32, contiguous, row-major.
+// A linear layer of one shape on one device. All tensors are contiguous and row-major. On a GPU those that
+// are void* may be of a half type, LinearShape's, on the CPU they are float32.
 #pragma once
 
 #include <muster/operation.h>
@@ -9,6 +10,7 @@ namespace muster::nn {
 /// x (batch, in_features), w (out_features, in_features), b (out_features), y (batch, out_features).
 struct LinearShape {
   int batch = 0, in_features = 0, out_features = 0;
+  DType dtype = DType::kFloat32;
   friend bool operator==(const LinearShape&, const LinearShape&) = default;
 };
 
@@ -18,12 +20,11 @@ struct PreparedLinear : Prepared {
   [[nodiscard]] static Result<std::unique_ptr<PreparedLinear>> make(Device& device, const LinearShape& shape);
 
   /// y = x w^T + b, then max(., 0) if `relu`. `workspace`: workspace_bytes.
-  virtual void forward(const float* x, const float* w, const float* b, float* y, bool relu,
-                       void* workspace) = 0;
+  virtual void forward(const void* x, const void* w, const void* b, void* y, bool relu, void* workspace) = 0;
   /// dy is the gradient of the layer's output; with `relu` it is zeroed where y <= 0 first (in place: dy is
   /// clobbered). dw, db are overwritten; dx likewise, or not computed when nullptr.
-  virtual void backward(const float* x, const float* w, const float* y, float* dy, float* dx, float* dw,
-                        float* db, bool relu, void* workspace) = 0;
+  virtual void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
+                        bool relu, void* workspace) = 0;
 };
 
 // With vectors: dot products along the weights' rows forward, register-blocked matrix products backward. Same

@@ -8,13 +8,16 @@
 
 #include <muster/nn.h>
 
+#include "worker_runtime/device/device.h"
+
 namespace muster::nn {
 
 #ifdef MUSTER_HAS_CUDA
 namespace cuda {  // max_pool.cu
-int max_pool_forward(const MaxPoolSizes& sizes, const float* x, float* y, std::uint8_t* winner, void* stream);
-int max_pool_backward(const MaxPoolSizes& sizes, const float* dy, const std::uint8_t* winner, float* dx,
-                      void* stream);
+int max_pool_forward(const MaxPoolSizes& sizes, DType dtype, const void* x, void* y, std::uint8_t* winner,
+                     void* stream);
+int max_pool_backward(const MaxPoolSizes& sizes, DType dtype, const void* dy, const std::uint8_t* winner,
+                      void* dx, void* stream);
 }  // namespace cuda
 #endif
 
@@ -44,12 +47,16 @@ class MaxPool2d final : public Operation {
   }
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
+  TensorFormat format(Device& device, const TensorFormat& offered) const override {
+    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
+  }
   void forward(const Frame& f) const override {
-    f.report_cuda(max_pool_forward(sizes_of(f), f.x[0].f32(), f.y.f32(), f.saved, f.stream), "max_pool2d");
+    f.report_cuda(max_pool_forward(sizes_of(f), f.x[0].data, f.y.data, f.saved, f.stream, f.y.dtype),
+                  "max_pool2d");
   }
   void backward(const Frame& f) const override {
     if (f.dx[0])
-      f.report_cuda(max_pool_backward(sizes_of(f), f.dy.f32(), f.saved, f.dx[0].f32(), f.stream),
+      f.report_cuda(max_pool_backward(sizes_of(f), f.dy.data, f.saved, f.dx[0].data, f.stream, f.dy.dtype),
                     "max_pool2d backward");
   }
 
@@ -113,21 +120,25 @@ std::unique_ptr<Operation> max_pool_with_relu(const Operation& operation) {
   return std::make_unique<MaxPool2d>(pool->options(), true);
 }
 
-int max_pool_forward(const MaxPoolSizes& s, const float* x, float* y, std::uint8_t* winner,
-                     [[maybe_unused]] void* stream) {
+int max_pool_forward(const MaxPoolSizes& s, const void* from, void* to, std::uint8_t* winner,
+                     [[maybe_unused]] void* stream, [[maybe_unused]] DType dtype) {
 #ifdef MUSTER_HAS_CUDA
-  if (stream != nullptr) return cuda::max_pool_forward(s, x, y, winner, stream);
+  if (stream != nullptr) return cuda::max_pool_forward(s, dtype, from, to, winner, stream);
 #endif
+  const auto* const x = as<float>(from);
+  auto* const y = as<float>(to);
   if (relu_max_pool_rows(s, x, y, winner)) return 0;
   s.stride == 2 ? max_pool_rows<2>(s, x, y, winner) : max_pool_rows<0>(s, x, y, winner);
   return 0;
 }
 
-int max_pool_backward(const MaxPoolSizes& s, const float* dy, const std::uint8_t* winner, float* dx,
-                      [[maybe_unused]] void* stream) {
+int max_pool_backward(const MaxPoolSizes& s, const void* from, const std::uint8_t* winner, void* to,
+                      [[maybe_unused]] void* stream, [[maybe_unused]] DType dtype) {
 #ifdef MUSTER_HAS_CUDA
-  if (stream != nullptr) return cuda::max_pool_backward(s, dy, winner, dx, stream);
+  if (stream != nullptr) return cuda::max_pool_backward(s, dtype, from, winner, to, stream);
 #endif
+  const auto* dy = as<float>(from);
+  auto* dx = as<float>(to);
   if (relu_max_unpool_rows(s, dy, winner, dx)) return 0;
   std::fill_n(dx, std::int64_t{s.planes} * s.height * s.width, 0.0F);
   for (int plane = 0; plane < s.planes; ++plane, dx += s.height * s.width)

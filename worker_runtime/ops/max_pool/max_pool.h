@@ -5,8 +5,8 @@
 
 #include <muster/operation.h>
 
+#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/pool2d_shape.h"
-#include "worker_runtime/ops/portable.h"
 
 namespace muster::nn {
 
@@ -20,35 +20,39 @@ struct MaxPoolSizes : Pool2dSizes {
 };
 inline constexpr std::uint8_t kNoWinner = 255;
 
-/// One output. The winner is its place in the window, row by row: the first of equals; a NaN wins, as in
-/// PyTorch: a model that diverged must show it in its loss.
-MUSTER_HD void max_pool_element(const MaxPoolSizes& s, const float* x, float* y, std::uint8_t* winner,
+/// One output, where images' channels lie side by side. The winner is its place in the window, row by row:
+/// the first of equals; a NaN wins, as in PyTorch: a model that diverged must show it in its loss.
+template <class T>
+MUSTER_HD void max_pool_element(const MaxPoolSizes& s, const T* x, T* y, std::uint8_t* winner,
                                 std::int64_t index) {
   const auto i = static_cast<int>(index);
-  const int pixels = s.out_height * s.out_width;
-  const int plane = i / pixels, pixel = i - plane * pixels;
+  const int pixels = s.out_height * s.out_width, place_of_all = i / s.channels;
+  const int plane = place_of_all / pixels, pixel = place_of_all - plane * pixels;
   const int row0 = pixel / s.out_width * s.stride - s.padding;
   const int column0 = pixel % s.out_width * s.stride - s.padding;
-  const float* image = x + std::int64_t{plane} * s.height * s.width;
+  const T* image =
+      x + std::int64_t{plane} * s.height * s.width * s.channels + (i - place_of_all * s.channels);
   float best = s.relu ? 0.0F : -INFINITY;
   int place = s.relu ? kNoWinner : -1;
   for (int p = row0 < 0 ? -row0 : 0; p < s.kernel && p < s.height - row0; ++p)
     for (int q = column0 < 0 ? -column0 : 0; q < s.kernel && q < s.width - column0; ++q) {
-      const float value = image[(row0 + p) * s.width + column0 + q];
+      const float value = to_float(image[((row0 + p) * s.width + column0 + q) * s.channels]);
       if (place < 0 || value > best || std::isnan(value)) {
         best = value;
         place = p * s.kernel + q;
       }
     }
-  y[i] = best;
+  y[i] = from_float<T>(best);
   winner[i] = static_cast<std::uint8_t>(place);
 }
 
-// On a GPU where there is a stream, at once on the CPU where there is none. Return a cudaError_t.
-int max_pool_forward(const MaxPoolSizes& sizes, const float* x, float* y, std::uint8_t* winner, void* stream);
+// On a GPU where there is a stream, at once on the CPU where there is none: there float32 NCHW. Return a
+// cudaError_t.
+int max_pool_forward(const MaxPoolSizes& sizes, const void* x, void* y, std::uint8_t* winner, void* stream,
+                     DType dtype = DType::kFloat32);
 /// dx is overwritten.
-int max_pool_backward(const MaxPoolSizes& sizes, const float* dy, const std::uint8_t* winner, float* dx,
-                      void* stream);
+int max_pool_backward(const MaxPoolSizes& sizes, const void* dy, const std::uint8_t* winner, void* dx,
+                      void* stream, DType dtype = DType::kFloat32);
 
 /// By vectors, on the CPU; false: not these sizes. relu, windows of 2x2 without padding.
 [[nodiscard]] bool relu_max_pool_rows(const MaxPoolSizes& sizes, const float* x, float* y,

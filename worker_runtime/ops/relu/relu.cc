@@ -8,8 +8,8 @@ namespace muster::nn {
 
 #ifdef MUSTER_HAS_CUDA
 namespace cuda {  // relu.cu
-int relu_forward(const float* x, float* y, std::int64_t count, void* stream);
-int relu_backward(const float* y, const float* dy, float* dx, std::int64_t count, void* stream);
+int relu_forward(DType dtype, const void* x, void* y, std::int64_t count, void* stream);
+int relu_backward(DType dtype, const void* y, const void* dy, void* dx, std::int64_t count, void* stream);
 }  // namespace cuda
 #endif
 
@@ -25,24 +25,29 @@ class Relu final : public Operation {
     return inputs[0];
   }
   bool backward_reads_x() const override { return false; }
+  TensorFormat format(Device& device, const TensorFormat& offered) const override {
+    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
+  }
   void forward(const Frame& f) const override {
     const std::int64_t count = f.y.count();
+#ifdef MUSTER_HAS_CUDA
+    if (f.stream != nullptr)
+      return f.report_cuda(cuda::relu_forward(f.y.dtype, f.x[0].data, f.y.data, count, f.stream), "relu");
+#endif
     const float* x = f.x[0].f32();
     float* y = f.y.f32();
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr) return f.report_cuda(cuda::relu_forward(x, y, count, f.stream), "relu");
-#endif
     for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] <= 0 ? 0 : x[i];
   }
   void backward(const Frame& f) const override {
     if (!f.dx[0]) return;
     const std::int64_t count = f.y.count();
-    const float *y = f.y.f32(), *dy = f.dy.f32();
-    float* dx = f.dx[0].f32();
 #ifdef MUSTER_HAS_CUDA
     if (f.stream != nullptr)
-      return f.report_cuda(cuda::relu_backward(y, dy, dx, count, f.stream), "relu backward");
+      return f.report_cuda(cuda::relu_backward(f.y.dtype, f.y.data, f.dy.data, f.dx[0].data, count, f.stream),
+                           "relu backward");
 #endif
+    const float *y = f.y.f32(), *dy = f.dy.f32();
+    float* dx = f.dx[0].f32();
     for (std::int64_t i = 0; i < count; ++i) {
       const float gradient = dy[i];  // read in any case, so that vectors may
       dx[i] = y[i] <= 0 ? 0 : gradient;

@@ -4,9 +4,10 @@
 namespace muster::nn::cuda {
 namespace {
 
+template <class T>
 struct ReluForward {
-  const float* x;
-  float* y;
+  const T* x;
+  T* y;
   template <int N>
   __device__ void at(std::int64_t i) const {
     Lanes<N> values = load<N>(x + i);
@@ -15,10 +16,11 @@ struct ReluForward {
   }
 };
 
+template <class T>
 struct ReluBackward {
-  const float* y;
-  const float* dy;
-  float* dx;
+  const T* y;
+  const T* dy;
+  T* dx;
   template <int N>
   __device__ void at(std::int64_t i) const {
     const Lanes<N> output = load<N>(y + i);
@@ -30,12 +32,18 @@ struct ReluBackward {
 
 }  // namespace
 
-int relu_forward(const float* x, float* y, std::int64_t count, void* stream) {
-  return for_each_lane(count, stream, ReluForward{x, y}, {x, y});
+int relu_forward(DType dtype, const void* x, void* y, std::int64_t count, void* stream) {
+  return with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    return for_each_lane<T>(count, stream, ReluForward<T>{as<T>(x), as<T>(y)}, {x, y});
+  });
 }
 
-int relu_backward(const float* y, const float* dy, float* dx, std::int64_t count, void* stream) {
-  return for_each_lane(count, stream, ReluBackward{y, dy, dx}, {y, dy, dx});
+int relu_backward(DType dtype, const void* y, const void* dy, void* dx, std::int64_t count, void* stream) {
+  return with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    return for_each_lane<T>(count, stream, ReluBackward<T>{as<T>(y), as<T>(dy), as<T>(dx)}, {y, dy, dx});
+  });
 }
 
 }  // namespace muster::nn::cuda
