@@ -8,6 +8,7 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+import data  # noqa: E402
 import launch  # noqa: E402
 import launch_deaths  # noqa: E402
 import launch_memory  # noqa: E402
@@ -125,3 +126,18 @@ def test_an_agent_weighs_less_than_8_mb_with_a_secret_too(monkeypatch):
     with launch_memory.agents(2, 8, "--nnodes=2", "--rdzv-backend=c10d", endpoint) as pids:
         assert max(launch_memory.weight(pid)["rss"] for pid in pids) < 8192
         assert launch_memory.weight(launch_memory.guardian(pids[0]))["rss"] < 4096
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_data_bench_measures_batches_without_work(bin_dir, workers):
+    line = measure.json_line([str(bin_dir / "data_load"), "empty", str(workers), "50"])
+    assert line["batches"] == 49 and line["seconds"] > 0
+
+
+def test_the_data_bench_lists_a_folder_and_loads_what_pytorch_loads(bin_dir, tmp_path, monkeypatch, capsys):
+    if not (measure.ROOT / ".venv/torchvision").is_dir():
+        pytest.skip("no torchvision here: scripts/setup --full installs it")
+    monkeypatch.setattr(data, "best_workers", lambda torch, root, batch: (1, {1: 1.0}))
+    assert data.main(["--rounds=2", "--images=8", "--batch-size=4", "--batches=20", "--files=100"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("images/s") >= 5 and "a folder of 100 images listed" in out and "muster, scaled" in out
