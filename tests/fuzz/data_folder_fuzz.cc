@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data sets from files of arbitrary content: an image folder whose one image the input is, and a CIFAR-10 batch. A sample of
-// the right size, or an error with a text.
+// Data sets from files of arbitrary content: an image folder whose one image the input is, and a CIFAR-10
+// batch. A sample of the right size, or an error with a text.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <vector>
-
 #include <unistd.h>
+#include <vector>
 
 #include <muster/datasets.h>
 
@@ -45,15 +44,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace muster;
   write("/test_batch.bin", data, size);
   const auto cifar = load_cifar10(folder(), Split::kTest);
-  if (!cifar ? cifar.error().message.empty() : cifar->images.size() != cifar->labels.size() * 3072) std::abort();
+  if (!cifar ? cifar.error().message.empty() : cifar->images.size() != cifar->labels.size() * 3072)
+    std::abort();
   write("/class/image.jpg", data, size);
   using namespace transforms;
-  for (const Compose& transform : {Compose{Resize(9), CenterCrop(8)}, Compose{RandomResizedCrop(8), ToTensor()}}) {
+  for (const Compose& transform :
+       {Compose{Resize(9), CenterCrop(8)}, Compose{RandomResizedCrop(8), ToTensor()}}) {
     const auto images = ImageFolder::create(folder(), {.transform = transform, .scaled_decode = true});
     if (!images) std::abort();
     std::vector<float> input(3 * 8 * 8);
     std::int32_t label = -1;
-    SampleSlot slot{input.data(), &label, SampleGenerator(size, 0, 0), nullptr};
+    SampleSlot slot{input.data(), &label, SampleGenerator(size, 0, 0)};
     const auto got = images->get(0, slot);
     if (got ? label != 0 : got.error().message.find("image.jpg: ") == std::string::npos) std::abort();
   }

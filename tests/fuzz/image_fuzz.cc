@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// image_size and decode_image on arbitrary bytes: an image of the size that was asked for, or an error with a text. The first
-// bytes choose the window and the scale.
+// image_size and decode_image on arbitrary bytes: an image of the size that was asked for, or an error with a
+// text. The first bytes choose the window and the scale.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -25,6 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   muster::transforms::Image made;
   const auto decoded = muster::decode_image(bytes, *image, window, {eighths, (data[0] & 4) == 0}, made);
   if (!decoded && decoded.error().message.empty()) std::abort();
-  if (decoded && made.pixels.size() != 3 * static_cast<std::size_t>(window.width * window.height)) std::abort();
+  if (decoded && made.pixels.size() != 3 * static_cast<std::size_t>(window.width * window.height))
+    std::abort();
   return 0;
 }

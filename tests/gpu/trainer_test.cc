@@ -37,7 +37,8 @@ TEST_CASE("a trainer that replays its steps on a GPU computes the same bits as o
   });
 }
 
-TEST_CASE("a GPU trains on a loader's batches, copied beside its steps, to the bits of the resident data set") {
+TEST_CASE(
+    "a GPU trains on a loader's batches, copied beside its steps, to the bits of the resident data set") {
   const TemporaryDirectory directory;
   run(1, [&](int rank) -> std::string {
     Member member;

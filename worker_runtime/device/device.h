@@ -17,6 +17,8 @@
 
 namespace muster {
 
+struct Tracer;
+
 /// Copies from the host beside the work of a device's stream, into one of two slots. Used by the device's
 /// thread, destroyed before the device. Failure: the first call that failed.
 class CopyStream {
@@ -82,6 +84,10 @@ class Device {
   /// nullptr where the device reads the host's memory (CPU).
   [[nodiscard]] virtual Result<std::unique_ptr<CopyStream>> make_copy_stream() { return nullptr; }
 
+  /// Where the steps' ranges go (tracer.h); nullptr: nowhere.
+  [[nodiscard]] Tracer* tracer() const { return tracer_; }
+  void set_tracer(Tracer* tracer) { tracer_ = tracer; }
+
  protected:
   Device() = default;
   explicit Device(const ComputeOptions& options) : options_(options) {}
@@ -90,6 +96,7 @@ class Device {
 
  private:
   ComputeOptions options_;
+  Tracer* tracer_ = nullptr;
   std::optional<std::size_t> cap_bytes_;
   std::size_t claimed_bytes_ = 0;
 };

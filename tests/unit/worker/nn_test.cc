@@ -49,7 +49,6 @@ TEST_CASE("GarmentClassifier starts with PyTorch's weights, bit for bit") {
     Generator generator(seed);
     model.initialize(generator);
     REQUIRE(model.num_parameters() == 44426);
-    REQUIRE(model.macs_per_sample() == 281640);
     const std::vector<float> arena = model.read_params();
     for (const nn::Parameter& parameter : model.parameters()) {
       const std::string key = "garment." + std::to_string(seed) + "." + parameter.name;
@@ -97,8 +96,9 @@ TEST_CASE("one training step of GarmentClassifier has PyTorch's logits, loss and
   const auto images = fixture.get<std::uint8_t>("images");
   const auto labels = fixture.get<std::uint8_t>("labels");
   const std::vector<std::int32_t> indices{0, 1, 2, 3};
-  nn::gather_normalize(*compute, {images.data(), labels.data(), indices.data(), 4, 784, {0.5F}, {0.5F},
-                                  plan.input(), plan.labels()});
+  nn::gather_normalize(
+      *compute,
+      {images.data(), labels.data(), indices.data(), 4, 784, {0.5F}, {0.5F}, plan.input(), plan.labels()});
   plan.forward();
   LossTotals totals;
   (void)nn::cross_entropy({plan.output(), plan.labels(), 4, 10, plan.output_gradient()}, &totals, nullptr);
@@ -165,7 +165,6 @@ TEST_CASE(
   Generator generator(42);
   model.initialize(generator);
   REQUIRE(model.num_parameters() == 61706);
-  REQUIRE(model.macs_per_sample() == 416'520);
   const std::vector<float> arena = model.read_params();
   for (const nn::Parameter& parameter : model.parameters()) {
     INFO(parameter.name);
