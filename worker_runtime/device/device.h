@@ -18,6 +18,7 @@
 namespace muster {
 
 struct Tracer;
+
 /// Copies from the host beside the work of a device's stream, into one of two slots. Used by the device's
 /// thread, destroyed before the device. Failure: the first call that failed.
 class CopyStream {
