@@ -202,8 +202,8 @@ Result<Work> gather(const Settings& settings) {
                             static_cast<std::int32_t*>(indices),
                             count,
                             kPixels,
-                            0.5F,
-                            0.5F,
+                            {0.5F},
+                            {0.5F},
                             static_cast<float*>(x),
                             static_cast<std::int32_t*>(out)};
   Work work;

@@ -405,8 +405,7 @@ def encoded(pixels, kind, **options):
 
     from PIL import Image
     file, image = io.BytesIO(), Image.fromarray(pixels)
-    mode = options.pop("mode", "RGB")
-    (Image.fromarray(pixels[..., 0].astype(numpy.uint16) * 2) if mode == "I;16" else image.convert(mode)).save(file, kind, **options)
+    image.convert(options.pop("mode", "RGB")).save(file, kind, **options)
     return file.getvalue()
 
 
@@ -424,7 +423,7 @@ def images():
              "grey.jpg": encoded(pixels, "JPEG", mode="L"), "cmyk.jpg": encoded(pixels, "JPEG", mode="CMYK"),
              "rgb.png": encoded(pixels, "PNG"), "rgba.png": encoded(pixels, "PNG", mode="RGBA"),
              "palette.png": encoded(pixels, "PNG", mode="P"), "grey.png": encoded(pixels, "PNG", mode="L"),
-             "grey16.png": encoded(pixels, "PNG", mode="I;16"), "bit.png": encoded(pixels, "PNG", mode="1"), "alpha.png": encoded(pixels, "PNG", mode="LA"),
+             "bit.png": encoded(pixels, "PNG", mode="1"), "alpha.png": encoded(pixels, "PNG", mode="LA"),
              "interlaced.png": interlaced_png(pixels)}
     tensors = {}
     for name, data in files.items():

@@ -58,7 +58,7 @@ class Kernels {
                                 const std::int32_t* indices, int batch, int image_elements, float mean,
                                 float stddev, float* x, std::int32_t* out_labels) {
     nn::gather_normalize(*device_,
-                         {images, labels, indices, batch, image_elements, mean, stddev, x, out_labels});
+                         {images, labels, indices, batch, image_elements, {mean}, {stddev}, x, out_labels});
   }
   virtual void conv2d_forward(const ConvShape& shape, const float* x, const float* w, const float* b,
                               float* y) {

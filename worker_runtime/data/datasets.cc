@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 #include <sys/stat.h>
 #include <unistd.h>
 

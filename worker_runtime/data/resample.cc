@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <span>
+#include <numeric>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker_runtime/data/resample.cc"
@@ -22,12 +22,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr int kBits = 22;  // 8 of a pixel and 2 for the sum are left of 32
 
 /// A row of pixels (red, green, blue; one byte more can be read, and one more written).
-void across(const std::uint8_t* HWY_RESTRICT row, std::span<const Resampler::Taps> taps,
-            const std::int32_t* HWY_RESTRICT factors, std::uint8_t* HWY_RESTRICT out) {
+void across(const std::uint8_t* HWY_RESTRICT row, const ResampleWeights& weights, std::uint8_t* HWY_RESTRICT out) {
   const hn::CappedTag<std::int32_t, 4> d;  // a pixel, and a byte of the next
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
-  for (const Resampler::Taps& tap : taps) {
-    const std::int32_t* const factor = factors + tap.factors;
+  for (const ResampleWeights::Taps& tap : weights.taps) {
+    const std::int32_t* const factor = weights.factors.data() + tap.factors;
     for (std::size_t c = 0; c < 3; c += hn::Lanes(d)) {
       const std::uint8_t* pixel = row + static_cast<std::ptrdiff_t>(3) * tap.first + c;
       auto sum = hn::Set(d, 1 << (kBits - 1));
@@ -70,76 +69,66 @@ namespace {
 HWY_EXPORT(across);
 HWY_EXPORT(down);
 
-constexpr int kBits = 22;
-
-/// Reach of the triangle filter around a result pixel's centre, and its range in the source.
-struct Reach {
-  double centre, support;
-  int first, end;
-};
-
-Reach reach(const ResampleAxis& axis, int pixel) {
-  const double scale = (axis.end - axis.begin) / axis.size;
-  const double support = std::max(scale, 1.0);
-  const double centre = axis.begin + (pixel + 0.5) * scale;
-  return {centre, support, std::max(static_cast<int>(centre - support + 0.5), 0),
-          std::min(static_cast<int>(centre + support + 0.5), axis.source_size)};
+/// The triangle filter's taps for each of `count` pixels that [begin, end) of a side of `size` becomes.
+ResampleWeights weigh(double begin, double end, int size, int count) {
+  ResampleWeights weights;
+  weights.taps.reserve(static_cast<std::size_t>(count));
+  std::vector<double> factors;
+  const double scale = (end - begin) / count, support = std::max(scale, 1.0);
+  for (int pixel = 0; pixel < count; ++pixel) {
+    const double centre = begin + (pixel + 0.5) * scale;
+    const int first = std::max(static_cast<int>(centre - support + 0.5), 0),
+              last = std::min(static_cast<int>(centre + support + 0.5), size);
+    factors.clear();
+    for (int x = first; x < last; ++x)
+      factors.push_back(std::max(0.0, 1.0 - std::abs((x - centre + 0.5) * (1.0 / support))));
+    const double total = std::accumulate(factors.begin(), factors.end(), 0.0);
+    weights.taps.push_back({first, last - first, weights.factors.size()});
+    for (const double factor : factors)
+      weights.factors.push_back(static_cast<std::int32_t>(0.5 + (total == 0 ? factor : factor / total) * (1 << 22)));
+  }
+  return weights;
 }
 
-/// `offset`: of the part of the source that is there.
-void weigh(const ResampleAxis& axis, int offset, std::vector<double>& spare, Resampler::Weights& weights) {
-  weights.taps.clear();
-  weights.factors.clear();
-  for (int pixel = axis.first; pixel < axis.first + axis.count; ++pixel) {
-    const Reach r = reach(axis, pixel);
-    spare.clear();
-    double total = 0;
-    for (int x = r.first; x < r.end; ++x) {
-      spare.push_back(std::max(0.0, 1.0 - std::abs((x - r.centre + 0.5) * (1.0 / r.support))));
-      total += spare.back();
-    }
-    weights.taps.push_back({r.first - offset, r.end - r.first, weights.factors.size()});
-    for (double weight : spare) {
-      if (total != 0) weight /= total;
-      weights.factors.push_back(static_cast<std::int32_t>(0.5 + weight * (1 << kBits)));
-    }
+void horizontally(const transforms::Image& from, const ResampleWeights& weights, transforms::Image& to) {
+  const std::size_t bytes = 3 * weights.taps.size(), stride = 3 * static_cast<std::size_t>(from.width);
+  const auto rows = static_cast<std::size_t>(from.height);
+  // Behind the last row there is a byte to read, and one to write.
+  std::vector<std::uint8_t> last(stride + 1);
+  to = {static_cast<int>(weights.taps.size()), from.height, std::move(to.pixels)};
+  to.pixels.resize(rows * bytes + 1);
+  for (std::size_t y = 0; y < rows; ++y) {
+    const std::uint8_t* row = from.pixels.data() + y * stride;
+    if (y + 1 == rows) row = static_cast<const std::uint8_t*>(std::memcpy(last.data(), row, stride));
+    HWY_DYNAMIC_DISPATCH(across)(row, weights, to.pixels.data() + y * bytes);
+  }
+  to.pixels.pop_back();
+}
+
+void vertically(const transforms::Image& from, const ResampleWeights& weights, transforms::Image& to) {
+  const std::size_t bytes = 3 * static_cast<std::size_t>(from.width);
+  to = {from.width, static_cast<int>(weights.taps.size()), std::move(to.pixels)};
+  to.pixels.resize(bytes * weights.taps.size());
+  std::uint8_t* out = to.pixels.data();
+  for (const ResampleWeights::Taps& tap : weights.taps) {
+    HWY_DYNAMIC_DISPATCH(down)(from.pixels.data() + static_cast<std::size_t>(tap.first) * bytes, bytes, tap.count,
+                               weights.factors.data() + tap.factors, out);
+    out += bytes;
   }
 }
 
 }  // namespace
 
-SourceRange source_range(const ResampleAxis& axis) {
-  return {reach(axis, axis.first).first, reach(axis, axis.first + axis.count - 1).end};
-}
-
-void Resampler::operator()(const transforms::Image& from, int left, int top, const ResampleAxis& horizontal,
-                           const ResampleAxis& vertical, transforms::Image& to) {
-  weigh(horizontal, left, spare_, horizontal_);
-  weigh(vertical, top, spare_, vertical_);
-  const SourceRange range = source_range(vertical);
-  const auto bytes = 3 * static_cast<std::size_t>(horizontal.count),
-             stride = 3 * static_cast<std::size_t>(from.width);
-  const auto rows = static_cast<std::size_t>(range.end - range.first);
-  // The last row of the source stands behind the others once more, where a byte more can be read.
-  rows_.resize(rows * bytes + stride + 2);
-  std::uint8_t* const last = rows_.data() + rows * bytes + 1;
-  for (std::size_t y = 0; y < rows; ++y) {
-    const std::uint8_t* row = from.pixels.data() + (y + static_cast<std::size_t>(range.first - top)) * stride;
-    if (row + stride == from.pixels.data() + from.pixels.size()) {
-      std::memcpy(last, row, stride);
-      row = last;
-    }
-    HWY_DYNAMIC_DISPATCH(across)(row, horizontal_.taps, horizontal_.factors.data(), rows_.data() + y * bytes);
-  }
-  to.width = horizontal.count;
-  to.height = vertical.count;
-  to.pixels.resize(bytes * static_cast<std::size_t>(vertical.count));
-  std::uint8_t* out = to.pixels.data();
-  for (const Taps& tap : vertical_.taps) {
-    const auto first = static_cast<std::size_t>(tap.first - (range.first - top));
-    HWY_DYNAMIC_DISPATCH(down)(rows_.data() + first * bytes, bytes, tap.count,
-                               vertical_.factors.data() + tap.factors, out);
-    out += bytes;
+void resample(const transforms::Image& from, const Box& box, int width, int height, transforms::Image& to) {
+  transforms::Image between;
+  // Pillow 13's order.
+  const int lower = from.height - height;
+  if (lower > 0 && lower > 2 * (from.width - width)) {
+    vertically(from, weigh(box.top, box.bottom, from.height, height), between);
+    horizontally(between, weigh(box.left, box.right, from.width, width), to);
+  } else {
+    horizontally(from, weigh(box.left, box.right, from.width, width), between);
+    vertically(between, weigh(box.top, box.bottom, from.height, height), to);
   }
 }
 

@@ -13,9 +13,10 @@ std::int32_t dealt_to(const SamplerOptions& options) {
   return options.logical_shards != 0 ? options.logical_shards : options.world_size;
 }
 
-std::vector<std::int32_t> range(SampleRange samples) {
-  std::vector<std::int32_t> indices(static_cast<std::size_t>(samples.size()));
-  std::iota(indices.begin(), indices.end(), samples.begin);
+std::vector<std::int32_t> part_of(std::int32_t num_samples, int rank, int world_size) {
+  const auto bound = [&](int r) { return static_cast<std::int32_t>(std::int64_t{num_samples} * r / world_size); };
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(bound(rank + 1) - bound(rank)));
+  std::iota(indices.begin(), indices.end(), bound(rank));
   return indices;
 }
 
@@ -94,21 +95,7 @@ std::vector<std::int32_t> random_sampler_epoch(Generator& generator, std::int32_
   return Generator(seed).permutation(num_samples);
 }
 
-std::vector<std::int32_t> SequentialSampler::indices() const {
-  return range({0, num_samples_});
-}
-std::vector<std::int32_t> EvaluationSampler::indices() const {
-  return range(range_);
-}
-std::vector<std::int32_t> RandomSampler::indices() const {
-  return Generator(seed_ + epoch()).permutation(num_samples_);
-}
-
-SampleRange evaluation_range(std::int32_t num_samples, int rank, int world_size) {
-  const auto bound = [&](int r) {
-    return static_cast<std::int32_t>(std::int64_t{num_samples} * r / world_size);
-  };
-  return {bound(rank), bound(rank + 1)};
-}
+EvaluationSampler::EvaluationSampler(std::int32_t num_samples, int rank, int world_size)
+    : SubsetSampler(part_of(num_samples, rank, world_size)) {}
 
 }  // namespace muster

@@ -13,12 +13,27 @@
 
 #include <muster/compute.h>
 
-#include "worker_runtime/device/copy_stream.h"
 #include "worker_runtime/device/step_recorder.h"
 
 namespace muster {
 
 struct Tracer;
+
+/// Copies from the host beside the work of a device's stream, into one of two slots. Used by the device's
+/// thread, destroyed before the device. Failure: the first call that failed.
+class CopyStream {
+ public:
+  static constexpr std::size_t kSlots = 2;
+  virtual ~CopyStream() = default;
+  /// Enqueues a copy, once what the device's stream had to do before the slot's last release() is done. What
+  /// that stream is given from now on sees it.
+  [[nodiscard]] virtual Result<void> copy(std::size_t slot, void* device, const void* host,
+                                          std::size_t size_bytes) = 0;
+  /// What reads the slot has been given to the device's stream.
+  [[nodiscard]] virtual Result<void> release(std::size_t slot) = 0;
+  /// Blocks until the slot's copies are done: the host's memory is free.
+  [[nodiscard]] virtual Result<void> wait(std::size_t slot) = 0;
+};
 
 class Device {
  public:
@@ -66,7 +81,7 @@ class Device {
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
   [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
   /// nullptr where the device reads the host's memory (CPU).
-  [[nodiscard]] virtual std::unique_ptr<CopyStream> make_copy_stream() { return nullptr; }
+  [[nodiscard]] virtual Result<std::unique_ptr<CopyStream>> make_copy_stream() { return nullptr; }
 
   /// Where the steps' ranges go (tracer.h); nullptr: nowhere.
   [[nodiscard]] Tracer* tracer() const { return tracer_; }

@@ -124,8 +124,9 @@ Result<int> train(Arguments args) {
 
   ProgressBar bar(stdout, context.rank == 0);
   bar.print("%s on FashionMNIST: %ld parameters, %s MACs, %s, batch %d per rank, lr %g, seed %lu",
-            args.run.model.c_str(), model.num_parameters(), clever_format(model.macs_per_sample()).c_str(),
-            describe(worker).c_str(), args.run.batch_size, args.lr, state.seed);
+            args.run.model.c_str(), model.num_parameters(),
+            clever_format(profile(model, {1, 1, 28, 28})->macs).c_str(), describe(worker).c_str(),
+            args.run.batch_size, args.lr, state.seed);
   if (state.step > 0)
     bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
   Metrics epoch, last_window, test;

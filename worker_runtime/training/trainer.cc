@@ -47,10 +47,10 @@ Result<void> check_fits(const nn::Model& model, const Batch& batch, int shards) 
                      nn::to_text(model.output_shape()) + "; give its last layer as many outputs as classes");
   if (batch.inputs.dtype == DType::kFloat32) return {};
   const std::size_t channels = batch.normalize == nullptr ? 0 : batch.normalize->mean.size();
-  if (channels == 0 || batch.normalize->stddev.size() != channels || channels > nn::NormalizeArgs::kMaxChannels ||
+  if (channels == 0 || batch.normalize->stddev.size() != channels || channels > nn::GatherArgs::kMaxChannels ||
       (channels != 1 && channels != static_cast<std::size_t>(batch.inputs.channels())))
     return invalid("uint8 samples need a mean and a deviation for each of at most " +
-                   std::to_string(nn::NormalizeArgs::kMaxChannels) + " channels, or one for all");
+                   std::to_string(nn::GatherArgs::kMaxChannels) + " channels, or one for all");
   return {};
 }
 
@@ -95,7 +95,7 @@ class GraphTrainer final : public Trainer {
     if (train_.size > 0) {
       MUSTER_TRY(full_, plan(options_.batch_size, nn::Mode::kTraining));
     }
-    copies_ = device_->make_copy_stream();
+    MUSTER_TRY(copies_, device_->make_copy_stream());
     return prepare_capture();
   }
 
@@ -190,13 +190,13 @@ class GraphTrainer final : public Trainer {
     MUSTER_OK(check_fits(*model_, dataset));
     if (batch_size < 1) return fail(ErrorCode::kInvalidArgument, "evaluation with a batch size below 1");
     const ProcessGroup& group = ddp_->group();
-    const SampleRange range = evaluation_range(dataset.size, group.rank(), group.world_size());
-    std::vector<std::int32_t> indices(static_cast<std::size_t>(range.size()));
-    std::iota(indices.begin(), indices.end(), range.begin);
+    const std::vector<std::int32_t> indices =
+        EvaluationSampler(dataset.size, group.rank(), group.world_size()).indices();
+    const auto size = static_cast<std::int32_t>(indices.size());
     MUSTER_OK(upload(indices, test_indices_));
     MUSTER_OK(ddp_->broadcast_buffers());
-    for (std::int32_t at = 0; at < range.size(); at += batch_size) {
-      const int rows = std::min(batch_size, range.size() - at);
+    for (std::int32_t at = 0; at < size; at += batch_size) {
+      const int rows = std::min(batch_size, size - at);
       MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kInference));
       progress_.enter("evaluate");
       gather(dataset, test_indices_.data + at, *planned);
@@ -256,10 +256,6 @@ class GraphTrainer final : public Trainer {
     Device* device;
     nn::GatherArgs args;
   };
-  struct Normalized {
-    Device* device;
-    nn::NormalizeArgs args;
-  };
   /// A plan with the batch that goes into it and the loss of what comes out.
   struct Planned {
     const nn::Plan* plan = nullptr;
@@ -318,7 +314,7 @@ class GraphTrainer final : public Trainer {
     const nn::Plan& plan = *planned.plan;
     Gathered& batch = planned.gathered[static_cast<std::size_t>(slot)];
     batch.args = {dataset.images, dataset.labels,  indices,      plan.batch(), dataset.image_elements,
-                  options_.mean,  options_.stddev, plan.input(), plan.labels()};
+                  {options_.mean}, {options_.stddev}, plan.input(), plan.labels()};
     const TraceRange range(*device_, "gather and normalize", "data");
     device_->enqueue_call(
         batch, [](const Gathered& gathered) { nn::gather_normalize(*gathered.device, gathered.args); });
@@ -376,10 +372,8 @@ class GraphTrainer final : public Trainer {
       MUSTER_OK(device_->synchronize());  // it was zeroed on the other stream
       staged.memory = static_cast<std::byte*>(memory);
     }
-    const std::array<CopyStream::Copy, 2> copies{
-        CopyStream::Copy{staged.memory, batch.inputs.data, bytes},
-        CopyStream::Copy{staged.memory + labels_at, batch.labels.data(), batch.labels.size_bytes()}};
-    MUSTER_OK(copies_->copy(slot, copies));
+    MUSTER_OK(copies_->copy(slot, staged.memory, batch.inputs.data, bytes));
+    MUSTER_OK(copies_->copy(slot, staged.memory + labels_at, batch.labels.data(), batch.labels.size_bytes()));
     MUSTER_OK(copies_->wait((slot + 1) % CopyStream::kSlots));
     return slot;
   }
@@ -407,14 +401,12 @@ class GraphTrainer final : public Trainer {
       return device_->copy_on_device(
           plan.input(), static_cast<const float*>(inputs) + first * elements,
           static_cast<std::size_t>(plan.batch()) * static_cast<std::size_t>(elements) * sizeof(float));
-    const transforms::Normalize& by = *batch.normalize;
-    const int channels = static_cast<int>(by.mean.size());  // 1: all values alike
-    Normalized normalized{device_,
-                          {static_cast<const std::uint8_t*>(inputs) + first * elements,
-                           plan.batch(), channels, elements / channels, {}, {}, plan.input()}};
-    std::copy(by.mean.begin(), by.mean.end(), normalized.args.mean);
-    std::copy(by.stddev.begin(), by.stddev.end(), normalized.args.stddev);
-    device_->enqueue_call(normalized, [](const Normalized& n) { nn::normalize(*n.device, n.args); });
+    const transforms::Normalize& by = *batch.normalize;  // one mean: of all values
+    Gathered made{device_, {static_cast<const std::uint8_t*>(inputs) + first * elements, nullptr, nullptr, plan.batch(),
+                            elements, {}, {}, plan.input(), nullptr, static_cast<int>(by.mean.size())}};
+    std::copy(by.mean.begin(), by.mean.end(), made.args.mean);
+    std::copy(by.stddev.begin(), by.stddev.end(), made.args.stddev);
+    device_->enqueue_call(made, [](const Gathered& g) { nn::gather_normalize(*g.device, g.args); });
   }
 
   Result<Metrics> collect(LossTotals* device_totals) {

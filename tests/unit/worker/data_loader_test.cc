@@ -120,17 +120,6 @@ TEST_CASE("drop_last leaves the shorter batch out; a data set without samples ha
   REQUIRE((*nothing)->epoch() == 3);
 }
 
-TEST_CASE("evaluation samplers of all ranks name every sample once") {
-  for (const int world : {1, 3, 8}) {
-    std::vector<std::int32_t> all;
-    for (int rank = 0; rank < world; ++rank) {
-      const auto part = EvaluationSampler(10, rank, world).indices();
-      all.insert(all.end(), part.begin(), part.end());
-    }
-    REQUIRE(all == SequentialSampler(10).indices());
-  }
-}
-
 TEST_CASE("a batch stays as it is until the second call after its own") {
   const Numbers numbers{.count = 64};
   for (const int workers : {0, 3}) {

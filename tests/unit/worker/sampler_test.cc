@@ -98,20 +98,18 @@ TEST_CASE("with fewer samples than ranks, dropping leaves nobody a sample and pa
           std::vector<std::int32_t>{1});
 }
 
-TEST_CASE("evaluation ranges cover every sample exactly once and differ by at most one") {
+TEST_CASE("evaluation samplers name every sample exactly once and differ by at most one") {
   for (const std::int32_t n : {0, 1, 7, 10000})
     for (int world = 1; world <= 9; ++world) {
-      std::int32_t next = 0;
-      std::int32_t least = n;
-      std::int32_t most = 0;
+      std::vector<std::int32_t> all;
+      std::size_t least = static_cast<std::size_t>(n), most = 0;
       for (int rank = 0; rank < world; ++rank) {
-        const SampleRange range = evaluation_range(n, rank, world);
-        REQUIRE(range.begin == next);
-        next = range.end;
-        least = std::min(least, range.size());
-        most = std::max(most, range.size());
+        const auto part = EvaluationSampler(n, rank, world).indices();
+        all.insert(all.end(), part.begin(), part.end());
+        least = std::min(least, part.size());
+        most = std::max(most, part.size());
       }
-      REQUIRE(next == n);
+      REQUIRE(all == SequentialSampler(n).indices());
       REQUIRE(most - least <= 1);
     }
 }

@@ -1,71 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 
-#include <cuda_runtime_api.h>
-
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
 
-namespace muster {
+namespace muster::cuda {
 namespace {
 
+/// A stream, and events for each slot.
 class CudaCopyStream final : public CopyStream {
  public:
   CudaCopyStream(int device, cudaStream_t main) : device_(device), main_(main) {}
   ~CudaCopyStream() override {
-    if (!cuda::select(device_)) return;
-    if (copies_ != nullptr) {
-      (void)cudaStreamSynchronize(copies_);
-      (void)cudaStreamDestroy(copies_);
-    }
+    (void)cudaSetDevice(device_);
+    if (stream_ != nullptr) (void)cudaStreamSynchronize(stream_);
     for (const auto& events : {copied_, released_})
       for (cudaEvent_t event : events)
         if (event != nullptr) (void)cudaEventDestroy(event);
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
 
-  Result<void> copy(std::size_t slot, std::span<const Copy> copies) override {
-    MUSTER_OK(start());
-    MUSTER_OK(check(cudaStreamWaitEvent(copies_, released_[slot], 0), "cudaStreamWaitEvent"));
-    for (const Copy& one : copies)
-      MUSTER_OK(check(cudaMemcpyAsync(one.device, one.host, one.size_bytes, cudaMemcpyHostToDevice, copies_),
-                      "copy of a batch to the GPU"));
-    MUSTER_OK(check(cudaEventRecord(copied_[slot], copies_), "cudaEventRecord"));
-    return check(cudaStreamWaitEvent(main_, copied_[slot], 0), "cudaStreamWaitEvent");
+  Result<void> start() {
+    MUSTER_OK(select(device_));
+    MUSTER_OK(called(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"));
+    for (auto* const events : {&copied_, &released_})
+      for (cudaEvent_t& event : *events)
+        MUSTER_OK(called(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
+                         "cudaEventCreate"));
+    return {};
   }
 
+  Result<void> copy(std::size_t slot, void* device, const void* host, std::size_t size_bytes) override {
+    MUSTER_OK(select(device_));
+    MUSTER_OK(called(cudaStreamWaitEvent(stream_, released_[slot], 0), "cudaStreamWaitEvent"));
+    MUSTER_OK(called(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream_),
+                     "copy of a batch to the GPU"));
+    MUSTER_OK(called(cudaEventRecord(copied_[slot], stream_), "cudaEventRecord"));
+    return called(cudaStreamWaitEvent(main_, copied_[slot], 0), "cudaStreamWaitEvent");
+  }
   Result<void> release(std::size_t slot) override {
-    return check(cudaEventRecord(released_[slot], main_), "cudaEventRecord");
+    return called(cudaEventRecord(released_[slot], main_), "cudaEventRecord");
   }
-
   Result<void> wait(std::size_t slot) override {
-    if (copies_ == nullptr) return {};
-    return check(cudaEventSynchronize(copied_[slot]), "cudaEventSynchronize");
+    return called(cudaEventSynchronize(copied_[slot]), "cudaEventSynchronize");
   }
 
  private:
-  Result<void> start() {
-    MUSTER_OK(cuda::select(device_));
-    if (copies_ != nullptr) return {};
-    MUSTER_OK(check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "cudaStreamCreate"));
-    for (auto* const events : {&copied_, &released_})
-      for (cudaEvent_t& event : *events)
-        MUSTER_OK(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
-                        "cudaEventCreate"));
-    return {};
-  }
-  Result<void> check(cudaError_t result, std::string_view call) const {
-    return cuda::check(result, call, device_);
-  }
+  Result<void> called(cudaError_t result, std::string_view call) const { return check(result, call, device_); }
 
   int device_;
-  cudaStream_t main_, copies_ = nullptr;
+  cudaStream_t main_, stream_ = nullptr;
   std::array<cudaEvent_t, kSlots> copied_{}, released_{};
 };
 
 }  // namespace
 
-std::unique_ptr<CopyStream> cuda::make_cuda_copy_stream(int device, cudaStream_t main) {
-  return std::make_unique<CudaCopyStream>(device, main);
+Result<std::unique_ptr<CopyStream>> CudaDevice::make_copy_stream() {
+  auto made = std::make_unique<CudaCopyStream>(index_, stream_);
+  MUSTER_OK(made->start());
+  return made;
 }
 
-}  // namespace muster
+}  // namespace muster::cuda

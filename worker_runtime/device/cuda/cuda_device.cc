@@ -116,10 +116,6 @@ std::unique_ptr<StepRecorder> CudaDevice::make_step_recorder() {
   return make_cuda_step_recorder(index_, stream_, first_error_);
 }
 
-std::unique_ptr<CopyStream> CudaDevice::make_copy_stream() {
-  return make_cuda_copy_stream(index_, stream_);
-}
-
 cudaStream_t CudaDevice::selected() {
   note(select(index_));
   return stream_;

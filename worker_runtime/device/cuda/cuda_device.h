@@ -42,7 +42,7 @@ class CudaDevice final : public Device {
   }
   void* stream() const override { return stream_; }
   std::unique_ptr<StepRecorder> make_step_recorder() override;
-  std::unique_ptr<CopyStream> make_copy_stream() override;
+  Result<std::unique_ptr<CopyStream>> make_copy_stream() override;
 
   /// Opened on first use. nullptr: not there, as one line on stderr has said.
   [[nodiscard]] const CudaBlas* blas();
@@ -76,7 +76,5 @@ class CudaDevice final : public Device {
 /// and is taken from there, for the step can still be called.
 [[nodiscard]] std::unique_ptr<StepRecorder> make_cuda_step_recorder(int device, cudaStream_t stream,
                                                                     Result<void>& noted);
-/// The CopyStream of GPU `device`, whose work is on stream `main`.
-[[nodiscard]] std::unique_ptr<CopyStream> make_cuda_copy_stream(int device, cudaStream_t main);
 
 }  // namespace muster::cuda

@@ -4,10 +4,13 @@
 // treated as hostile: sizes are checked before memory is taken. Loading blocks on the disk.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <muster/compute.h>
@@ -74,25 +77,23 @@ struct ImageFolderOptions {
   /// Of a damaged image: instead of an error the next undamaged one after it in the list takes its place
   /// (after the last, the first), with the random numbers of the sample it stands for.
   bool skip_corrupt = false;
-  std::int64_t max_pixels = 178'956'970;  ///< an image of more is damaged; PIL's limit
 };
 
 /// Images in a folder for each class: torchvision.datasets.ImageFolder. Classes are numbered in the order of
 /// their names, files sorted by folder and name, sub-folders included. JPEG (also greyscale and CMYK) and PNG,
-/// told apart by their content; pixels as PIL's convert("RGB") gives them. Of a file only what the transform
+/// told apart by their content; pixels as PIL's convert("RGB") gives them. Of a JPEG only what the transform
 /// needs is decoded: damage elsewhere is not noticed. Const members are thread-safe.
 class ImageFolder {
  public:
   /// kNotFound: no such directory, no classes, or a class without images; kInvalidArgument: the transform.
   [[nodiscard]] static Result<ImageFolder> create(const std::string& root, const ImageFolderOptions& options);
-  ImageFolder(ImageFolder&&) noexcept;
-  ImageFolder& operator=(ImageFolder&&) noexcept;
-  ~ImageFolder();
 
-  [[nodiscard]] std::int32_t size() const;
-  [[nodiscard]] const std::vector<std::string>& classes() const;
+  [[nodiscard]] std::int32_t size() const { return static_cast<std::int32_t>(files_.size()); }
+  [[nodiscard]] const std::vector<std::string>& classes() const { return classes_; }
   [[nodiscard]] std::string path(std::int32_t index) const;
-  [[nodiscard]] std::int32_t label(std::int32_t index) const;
+  [[nodiscard]] std::int32_t label(std::int32_t index) const {
+    return files_[static_cast<std::size_t>(index)].label;
+  }
 
   [[nodiscard]] SampleLayout layout() const;
   /// kCorrupt names the file and what is wrong; kNotFound, kIo: it could not be read, which is never skipped.
@@ -102,9 +103,23 @@ class ImageFolder {
   [[nodiscard]] std::vector<std::string> corrupt() const;
 
  private:
-  struct State;
-  explicit ImageFolder(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  struct File {
+    std::uint32_t folder, name;  // which folder; where the name starts in names_
+    std::int32_t label;
+  };
+  struct Corrupt {
+    std::mutex mutex;
+    std::map<std::int32_t, std::string> texts;  // by index
+  };
+  explicit ImageFolder(ImageFolderOptions options) : options_(std::move(options)) {}
+  [[nodiscard]] Result<void> list_class(const std::string& folder, std::int32_t label);
+
+  ImageFolderOptions options_;
+  std::vector<std::string> classes_, folders_;
+  std::string names_;  // each with a zero behind it
+  std::vector<File> files_;
+  std::array<std::array<float, 256>, 3> values_{};  // of each channel and pixel value
+  std::unique_ptr<Corrupt> corrupt_ = std::make_unique<Corrupt>();
 };
 
 }  // namespace muster

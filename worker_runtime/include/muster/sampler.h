@@ -68,22 +68,14 @@ class DistributedSampler final : public Sampler {
   std::int32_t trained_ = 0;  // of that
 };
 
-/// 0 to num_samples - 1: evaluation by one rank.
-class SequentialSampler final : public Sampler {
- public:
-  explicit SequentialSampler(std::int32_t num_samples) : num_samples_(num_samples) {}
-  [[nodiscard]] std::vector<std::int32_t> indices() const override;
-
- private:
-  std::int32_t num_samples_;
-};
-
 /// torch.randperm(num_samples) of a generator seeded with seed + epoch.
 class RandomSampler final : public Sampler {
  public:
   explicit RandomSampler(std::int32_t num_samples, std::uint64_t seed = 0)
       : num_samples_(num_samples), seed_(seed) {}
-  [[nodiscard]] std::vector<std::int32_t> indices() const override;
+  [[nodiscard]] std::vector<std::int32_t> indices() const override {
+    return Generator(seed_ + epoch()).permutation(num_samples_);
+  }
 
  private:
   std::int32_t num_samples_;
@@ -91,7 +83,7 @@ class RandomSampler final : public Sampler {
 };
 
 /// These samples in this order, in every epoch.
-class SubsetSampler final : public Sampler {
+class SubsetSampler : public Sampler {
  public:
   explicit SubsetSampler(std::vector<std::int32_t> indices) : indices_(std::move(indices)) {}
   [[nodiscard]] std::vector<std::int32_t> indices() const override { return indices_; }
@@ -105,27 +97,18 @@ class SubsetSampler final : public Sampler {
 /// permutation.
 [[nodiscard]] std::vector<std::int32_t> random_sampler_epoch(Generator& generator, std::int32_t num_samples);
 
-/// Half-open range of samples.
-struct SampleRange {
-  std::int32_t begin = 0;
-  std::int32_t end = 0;
-  [[nodiscard]] std::int32_t size() const { return end - begin; }
-  friend bool operator==(const SampleRange&, const SampleRange&) = default;
+/// A rank's part of 0 to num_samples - 1, for evaluation: all ranks together have every sample exactly once
+/// (no padding duplicates, which would be counted twice), their numbers differ by at most one.
+class EvaluationSampler final : public SubsetSampler {
+ public:
+  EvaluationSampler(std::int32_t num_samples, int rank, int world_size);
 };
 
-/// A rank's part of an evaluation: the ranges of all ranks cover every sample exactly once (no padding
-/// duplicates, which would be counted twice), sizes differ by at most one.
-[[nodiscard]] SampleRange evaluation_range(std::int32_t num_samples, int rank, int world_size);
-
-/// evaluation_range() in order: without padding, so that ranks may have a sample more or less than others.
-class EvaluationSampler final : public Sampler {
+/// 0 to num_samples - 1.
+class SequentialSampler final : public SubsetSampler {
  public:
-  EvaluationSampler(std::int32_t num_samples, int rank, int world_size)
-      : range_(evaluation_range(num_samples, rank, world_size)) {}
-  [[nodiscard]] std::vector<std::int32_t> indices() const override;
-
- private:
-  SampleRange range_;
+  explicit SequentialSampler(std::int32_t num_samples)
+      : SubsetSampler(EvaluationSampler(num_samples, 0, 1).indices()) {}
 };
 
 }  // namespace muster

@@ -2,16 +2,14 @@
 // Transforms of images with torchvision's names and numerics: values, put together by Compose. What they do to
 // an image follows from its size and a sample's random numbers alone. Resizing is PIL's antialiased bilinear
 // filter in its fixed-point arithmetic, so pixels are equal to torchvision's on PIL images; the random
-// parameters come from SampleGenerator and are muster's own. Source: torchvision.transforms, Pillow's
-// Resample.c.
+// parameters come from SampleGenerator and are muster's own. Source: torchvision.transforms.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <span>
-#include <variant>
+#include <utility>
 #include <vector>
 
 #include <muster/result.h>
@@ -25,46 +23,47 @@ struct Image {
   std::vector<std::uint8_t> pixels;
 };
 
-/// To exactly (height, width); of one number: the shorter side to `size`, the longer in proportion.
-struct Resize {
-  explicit Resize(int size) : height(size) {}
-  Resize(int h, int w) : height(h), width(w) {}
-  int height, width = 0;  ///< width 0: height is the shorter side's
-};
-
-/// The middle; where the image is smaller, black around it.
-struct CenterCrop {
-  explicit CenterCrop(int size) : CenterCrop(size, size) {}
-  CenterCrop(int h, int w) : height(h), width(w) {}
-  int height, width;
-};
-
-/// A random part of the image's area (`scale`) and aspect ratio, resized to (height, width).
-struct RandomResizedCrop {
-  explicit RandomResizedCrop(int size, std::array<double, 2> area = {0.08, 1.0},
-                             std::array<double, 2> aspect = {3.0 / 4, 4.0 / 3})
-      : height(size), width(size), scale(area), ratio(aspect) {}
-  int height, width;
-  std::array<double, 2> scale, ratio;
-};
-
-struct RandomHorizontalFlip {
-  explicit RandomHorizontalFlip(double probability = 0.5) : p(probability) {}
-  double p;
-};
-
-/// (height, width, 3) uint8 to (3, height, width) float32: value / 255. Only Normalize may follow.
-struct ToTensor {};
-
 /// (value - mean) / stddev per channel.
 struct Normalize {
   std::vector<float> mean, stddev;
 };
 
-using Transform =
-    std::variant<Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip, ToTensor, Normalize>;
+/// One of the transforms below.
+struct Transform {
+  enum class Kind : std::uint8_t { kResize, kCenterCrop, kRandomResizedCrop, kFlip, kToTensor, kNormalize };
+  Transform(Kind k, int h = 0, int w = 0) : kind(k), height(h), width(w) {}
+  Transform(Normalize n)  // NOLINT(google-explicit-constructor): a step of Compose
+      : kind(Kind::kNormalize), normalize(std::move(n)) {}
 
-/// What the geometric transforms come to for one image.
+  Kind kind;
+  int height = 0, width = 0;  ///< of the result; width 0: height is the shorter side's
+  std::array<double, 2> scale{0.08, 1}, ratio{3.0 / 4, 4.0 / 3};
+  double p = 0.5;
+  Normalize normalize;
+};
+
+/// The shorter side to `size`, the longer in proportion; or to exactly (height, width).
+inline Transform Resize(int size) { return {Transform::Kind::kResize, size}; }
+inline Transform Resize(int height, int width) { return {Transform::Kind::kResize, height, width}; }
+/// The middle; where the image is smaller, black around it.
+inline Transform CenterCrop(int size) { return {Transform::Kind::kCenterCrop, size, size}; }
+/// A random part of the image's area and aspect ratio, resized to (size, size).
+inline Transform RandomResizedCrop(int size, std::array<double, 2> scale = {0.08, 1},
+                                   std::array<double, 2> ratio = {3.0 / 4, 4.0 / 3}) {
+  Transform made{Transform::Kind::kRandomResizedCrop, size, size};
+  made.scale = scale;
+  made.ratio = ratio;
+  return made;
+}
+inline Transform RandomHorizontalFlip(double p = 0.5) {
+  Transform made{Transform::Kind::kFlip};
+  made.p = p;
+  return made;
+}
+/// (height, width, 3) uint8 to (3, height, width) float32: value / 255. Only Normalize may follow.
+inline Transform ToTensor() { return {Transform::Kind::kToTensor}; }
+
+/// What the transforms come to for one image.
 struct Step {
   enum class Kind : std::uint8_t { kCrop, kResize, kFlip };
   Kind kind = Kind::kFlip;
@@ -80,35 +79,18 @@ class Compose {
   /// kInvalidArgument: a size below 1 or above 65535, an order that torchvision would refuse, or images of
   /// one batch that would differ in size.
   [[nodiscard]] Result<void> check() const;
-  /// Of every result; check() has passed.
-  [[nodiscard]] int height() const;
-  [[nodiscard]] int width() const;
-  /// The last Normalize; mean 0 and stddev 1 without one.
+  /// Height and width of every result, and the Normalize of its values (without one: 0 and 1), where check()
+  /// has passed.
+  [[nodiscard]] std::pair<int, int> size() const;
   [[nodiscard]] Normalize normalize() const;
-
-  /// The steps for an image of that size; draws in the order of the transforms. `steps` is overwritten.
+  /// The steps for an image of that size; draws in the order of the transforms.
   void plan(int width, int height, SampleGenerator& random, std::vector<Step>& steps) const;
-  /// plan() and apply(): the image after the geometric transforms.
-  void operator()(Image& image, SampleGenerator& random) const;
 
  private:
   std::vector<Transform> transforms_;
 };
 
-/// Runs the steps on the image. `spare`: memory that is kept from image to image.
-void apply(std::span<const Step> steps, Image& image, Image& spare);
-
-/// PIL's Image.resize((width, height), BILINEAR).
-void resize(const Image& from, int width, int height, Image& to);
-
-/// ToTensor and Normalize, in torch's arithmetic: (3, height, width) at `out`.
-class PixelsToTensor {
- public:
-  explicit PixelsToTensor(const Normalize& normalize);
-  void operator()(const Image& image, float* out) const;
-
- private:
-  std::array<std::array<float, 256>, 3> values_;  // of each channel and pixel value
-};
+/// Runs the steps on the image.
+void apply_steps(std::span<const Step> steps, Image& image);
 
 }  // namespace muster::transforms

@@ -10,16 +10,7 @@ struct Gather {
   __device__ void operator()(std::int64_t i) const { gather_element(args, i); }
 };
 
-struct Normalizing {
-  NormalizeArgs args;
-  __device__ void operator()(std::int64_t i) const { normalize_element(args, i); }
-};
-
 }  // namespace
-
-int normalize(const NormalizeArgs& args, void* stream) {
-  return for_each_element(std::int64_t{args.batch} * args.channels * args.plane, stream, Normalizing{args});
-}
 
 int gather_normalize(const GatherArgs& args, void* stream) {
   return for_each_element(std::int64_t{args.batch} * args.image_elements, stream, Gather{args});
