@@ -43,6 +43,26 @@ class SingleGroup final : public ProcessGroup {
     MUSTER_OK(groups::describe_reduce_scatter(input, output, op, 1));
     return copy(input, output);
   }
+  Result<void> reduce(Buffer buffer, int root, ReduceOp op) override {
+    MUSTER_OK(groups::describe_reduce(buffer, root, op, 1));
+    return {};
+  }
+  Result<void> gather(ConstBuffer input, Buffer output, int root) override {
+    MUSTER_OK(groups::describe_rooted(groups::OpKind::kGather, input, output, root, 0, 1));
+    return copy(input, output);
+  }
+  Result<void> scatter(ConstBuffer input, Buffer output, int root) override {
+    MUSTER_OK(groups::describe_rooted(groups::OpKind::kScatter, output, input, root, 0, 1));
+    return copy(input, output);
+  }
+  Result<void> send(ConstBuffer buffer, int to) override {
+    MUSTER_OK(groups::describe_transfer(groups::OpKind::kSend, buffer, to, 0, 1));
+    return {};
+  }
+  Result<void> recv(Buffer buffer, int from) override {
+    MUSTER_OK(groups::describe_transfer(groups::OpKind::kRecv, buffer, from, 0, 1));
+    return {};
+  }
   Result<void> barrier() override {
     if (gpu_ == nullptr) return {};
     MUSTER_OK(gpu_->select());
