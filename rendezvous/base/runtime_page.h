@@ -26,17 +26,14 @@ enum class PageOperation : std::uint32_t {
   kAllocate = 6,
   kCaptured = 7,  // of a replayed CUDA graph, counted by the GPU
   kReduce = 8,
-  kGather = 9,
-  kScatter = 10,
-  kSend = 11,  // has the number of the collective that follows, as kRecv has
-  kRecv = 12,
+  kSend = 9,  // has the number of the collective that follows, as kRecv has
+  kRecv = 10,
   kLast = kRecv
 };
-inline constexpr std::array<std::string_view, 13> kPageOperations = {
+inline constexpr std::array<std::string_view, 11> kPageOperations = {
     "none",       "barrier",        "all_reduce", "broadcast",
     "all_gather", "reduce_scatter", "allocate",   "a captured collective",
-    "reduce",     "gather",         "scatter",    "send",
-    "recv"};
+    "reduce",     "send",           "recv"};
 
 /// Between two ranks: the others have no part in it.
 [[nodiscard]] constexpr bool is_point_to_point(PageOperation operation) {

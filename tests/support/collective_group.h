@@ -11,8 +11,6 @@ namespace muster::test {
 class CollectiveGroup : public ProcessGroup {
  public:
   Result<void> reduce(Buffer, int, ReduceOp) override { return unsupported("reduce"); }
-  Result<void> gather(ConstBuffer, Buffer, int) override { return unsupported("gather"); }
-  Result<void> scatter(ConstBuffer, Buffer, int) override { return unsupported("scatter"); }
   Result<void> send(ConstBuffer, int) override { return unsupported("send"); }
   Result<void> recv(Buffer, int) override { return unsupported("recv"); }
 

@@ -461,15 +461,6 @@ FAKE_NCCL_API Status ncclRecv(void* receive, std::size_t count, DataType type, i
   return enqueue_transfer(comm, stream, static_cast<char*>(receive), count * size_of_type(type), peer, false);
 }
 
-/// What is between the two runs one by one: enough where all of it goes in one direction.
-FAKE_NCCL_API Status ncclGroupStart() {
-  return kSuccess;
-}
-
-FAKE_NCCL_API Status ncclGroupEnd() {
-  return kSuccess;
-}
-
 #ifndef FAKE_NCCL_OLD
 FAKE_NCCL_API Status ncclCommRevoke(Comm comm, int flags) {
   if (flags != 0) return kInvalidArgument;

@@ -36,18 +36,11 @@ class HierarchicalGroup final : public CpuGroup {
 
   std::string_view backend() const override { return "hierarchical"; }
 
-  Result<void> run_transfers(const OpContext& op, std::span<const Transfer> transfers) override {
-    std::vector<Transfer> near;
-    std::vector<Transfer> far;
-    near.reserve(transfers.size());
-    far.reserve(transfers.size());
-    for (Transfer transfer : transfers) {
-      const bool is_near = host_of(transfer.peer) == host_;
-      if (is_near) transfer.peer = place_within(host_, transfer.peer);
-      (is_near ? near : far).push_back(transfer);
-    }
-    if (!near.empty()) MUSTER_OK(local_->run_transfers(op, near));
-    return flat_->run_transfers(op, far);
+  Result<void> run_transfer(const OpContext& op, const Transfer& transfer) override {
+    if (host_of(transfer.peer) != host_) return flat_->run_transfer(op, transfer);
+    Transfer near = transfer;
+    near.peer = place_within(host_, transfer.peer);
+    return local_->run_transfer(op, near);
   }
 
  protected:
@@ -80,7 +73,7 @@ class HierarchicalGroup final : public CpuGroup {
                              .data = static_cast<std::byte*>(buffer.data),
                              .size = buffer.size_bytes(),
                              .sends = rank() == leader};
-    return run_transfers(op, {&hand_over, 1});
+    return run_transfer(op, hand_over);
   }
 
   Result<void> run_broadcast(const OpContext& op, Buffer buffer) override {

@@ -172,8 +172,9 @@ TEST_CASE("ranks that disagree on the root of a gather learn who called what") {
               group, group.gather({&in, 1, DType::kFloat32}, {out, 2, DType::kFloat32}, group.rank()));
         });
     for (const RankOutcome& outcome : outcomes)
-      require_failure(outcome, "Mismatch",
-                      {"rank 0 called gather(F32 x 1, root 0)", "rank 1 called gather(F32 x 1, root 1)"});
+      require_failure(
+          outcome, "Mismatch",
+          {"rank 0 called recv(F32 x 1, from rank 1)", "rank 1 called recv(F32 x 1, from rank 0)"});
   }
 }
 

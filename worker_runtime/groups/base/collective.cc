@@ -2,7 +2,9 @@
 #include "worker_runtime/groups/base/collective.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
+#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -36,13 +38,6 @@ Result<void> check_reduction(std::string_view what, DType dtype, ReduceOp op) {
   return {};
 }
 
-Result<void> check_root(std::string_view what, int root, int world_size) {
-  if (root < 0 || root >= world_size)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} rank {}: the group's ranks are 0 to {}", what, root, world_size - 1));
-  return {};
-}
-
 Result<void> check_memory(std::string_view what, const void* data, std::size_t count) {
   if (data == nullptr && count != 0)
     return fail(ErrorCode::kInvalidArgument, fmt::format("{} of {} elements at a null pointer", what, count));
@@ -50,6 +45,13 @@ Result<void> check_memory(std::string_view what, const void* data, std::size_t c
 }
 
 }  // namespace
+
+Result<void> check_root(std::string_view what, int root, int world_size) {
+  if (root < 0 || root >= world_size)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} rank {}: the group's ranks are 0 to {}", what, root, world_size - 1));
+  return {};
+}
 
 std::string describe(const OpDescriptor& d) {
   switch (d.kind) {
@@ -64,9 +66,6 @@ std::string describe(const OpDescriptor& d) {
     case OpKind::kReduce:
       return fmt::format("reduce({} x {}, {}, root {})", to_string(d.dtype), d.count, name_of(d.reduce),
                          d.root);
-    case OpKind::kGather:
-    case OpKind::kScatter:
-      return fmt::format("{}({} x {}, root {})", name_of(d.kind), to_string(d.dtype), d.count, d.root);
     case OpKind::kSend:
     case OpKind::kRecv:
       return fmt::format("{}({} x {}, {} rank {})", name_of(d.kind), to_string(d.dtype), d.count,
@@ -96,13 +95,11 @@ std::optional<std::string> find_mismatch(std::span<const OpDescriptor> descripto
 
 std::optional<std::string> find_mismatch(const OpDescriptor& own, int rank, const OpDescriptor& theirs,
                                          int other) {
-  OpDescriptor expected = own;
-  if (is_point_to_point(own.kind)) {
-    expected.kind = own.kind == OpKind::kSend ? OpKind::kRecv : OpKind::kSend;
-    expected.root = rank;
-  }
-  if (theirs == expected) return std::nullopt;
   if (!is_point_to_point(own.kind)) return find_mismatch(std::array{own, theirs}, std::array{rank, other});
+  OpDescriptor expected = own;
+  expected.kind = own.kind == OpKind::kSend ? OpKind::kRecv : OpKind::kSend;
+  expected.root = rank;
+  if (theirs == expected) return std::nullopt;
   const auto call = [](const OpDescriptor& d, int caller) {
     return fmt::format("rank {} called {} after {} collectives", caller, describe(d), d.sequence);
   };
@@ -162,20 +159,6 @@ Result<OpDescriptor> describe_reduce(const Buffer& buffer, int root, ReduceOp op
       .count = buffer.count, .kind = OpKind::kReduce, .dtype = buffer.dtype, .reduce = op, .root = root};
 }
 
-Result<OpDescriptor> describe_rooted(OpKind kind, const ConstBuffer& part, const ConstBuffer& whole, int root,
-                                     int rank, int world_size) {
-  MUSTER_OK(check_memory(name_of(kind), part.data, part.count));
-  MUSTER_OK(check_root(fmt::format("{} with root", name_of(kind)), root, world_size));
-  const std::size_t all = part.count * static_cast<std::size_t>(world_size);
-  if (rank == root && (whole.count != all || whole.dtype != part.dtype))
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} of {} x {} with {} ranks needs {} at the root, not {} x {}", name_of(kind),
-                    to_string(part.dtype), part.count, world_size, all, to_string(whole.dtype), whole.count));
-  if (rank == root) MUSTER_OK(check_memory(name_of(kind), whole.data, whole.count));
-  return OpDescriptor{.count = part.count, .kind = kind, .dtype = part.dtype, .root = root};
-}
-
 Result<OpDescriptor> describe_transfer(OpKind kind, const ConstBuffer& buffer, int peer, int rank,
                                        int world_size) {
   MUSTER_OK(check_memory(name_of(kind), buffer.data, buffer.count));
@@ -208,3 +191,53 @@ std::string rank_list(std::span<const int> ranks) {
 }
 
 }  // namespace muster::groups
+
+namespace muster {
+namespace {
+
+/// Between root and everybody, `whole` having room for one `part` of each rank.
+Result<void> check_root_and_parts(std::string_view what, const ProcessGroup& group, const ConstBuffer& part,
+                                  const ConstBuffer& whole, int root) {
+  MUSTER_OK(groups::check_root(fmt::format("{} with root", what), root, group.world_size()));
+  const std::size_t all = part.count * static_cast<std::size_t>(group.world_size());
+  if (group.rank() != root || (whole.count == all && whole.dtype == part.dtype)) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{} of {} x {} with {} ranks needs {} at the root, not {} x {}", what,
+                          to_string(part.dtype), part.count, group.world_size(), all, to_string(whole.dtype),
+                          whole.count));
+}
+
+/// Rank r's part.
+template <class B>
+B part_of(const B& whole, std::size_t count, int rank) {
+  auto* const data =
+      static_cast<std::conditional_t<std::is_same_v<B, Buffer>, std::byte, const std::byte>*>(whole.data);
+  return {data + static_cast<std::size_t>(rank) * count * size_of(whole.dtype), count, whole.dtype};
+}
+
+}  // namespace
+
+Result<void> ProcessGroup::copy(void* to, const void* from, std::size_t size_bytes) {
+  if (size_bytes != 0) std::memmove(to, from, size_bytes);
+  return {};
+}
+
+Result<void> ProcessGroup::gather(ConstBuffer input, Buffer output, int root) {
+  MUSTER_OK(check_root_and_parts("gather", *this, input, output, root));
+  if (rank() != root) return send(input, root);
+  MUSTER_OK(copy(part_of(output, input.count, root).data, input.data, input.size_bytes()));
+  for (int peer = 0; peer < world_size(); ++peer)
+    if (peer != root) MUSTER_OK(recv(part_of(output, input.count, peer), peer));
+  return {};
+}
+
+Result<void> ProcessGroup::scatter(ConstBuffer input, Buffer output, int root) {
+  MUSTER_OK(check_root_and_parts("scatter", *this, output, input, root));
+  if (rank() != root) return recv(output, root);
+  MUSTER_OK(copy(output.data, part_of(input, output.count, root).data, output.size_bytes()));
+  for (int peer = 0; peer < world_size(); ++peer)
+    if (peer != root) MUSTER_OK(send(part_of(input, output.count, peer), peer));
+  return {};
+}
+
+}  // namespace muster

@@ -24,8 +24,6 @@ enum class OpKind : std::uint8_t {
   kReduceScatter,
   kAllocate,
   kReduce,
-  kGather,
-  kScatter,
   kSend,
   kRecv
 };
@@ -70,6 +68,7 @@ static_assert(page_operation(OpKind::kRecv) == PageOperation::kRecv);
                                                        const OpDescriptor& theirs, int other);
 
 // Arguments of a call, before anything is sent. kInvalidArgument.
+[[nodiscard]] Result<void> check_root(std::string_view what, int root, int world_size);
 [[nodiscard]] Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op);
 [[nodiscard]] Result<OpDescriptor> describe_broadcast(const Buffer& buffer, int root, int world_size);
 [[nodiscard]] Result<OpDescriptor> describe_all_gather(const ConstBuffer& input, const Buffer& output,
@@ -77,10 +76,6 @@ static_assert(page_operation(OpKind::kRecv) == PageOperation::kRecv);
 [[nodiscard]] Result<OpDescriptor> describe_reduce_scatter(const ConstBuffer& input, const Buffer& output,
                                                            ReduceOp op, int world_size);
 [[nodiscard]] Result<OpDescriptor> describe_reduce(const Buffer& buffer, int root, ReduceOp op,
-                                                   int world_size);
-/// kGather or kScatter between every rank's `part` and, at root, the `whole`.
-[[nodiscard]] Result<OpDescriptor> describe_rooted(OpKind kind, const ConstBuffer& part,
-                                                   const ConstBuffer& whole, int root, int rank,
                                                    int world_size);
 /// `kind`: kSend to, or kRecv from, `peer`.
 [[nodiscard]] Result<OpDescriptor> describe_transfer(OpKind kind, const ConstBuffer& buffer, int peer,

@@ -97,48 +97,19 @@ Result<void> CpuGroup::reduce(Buffer buffer, int root, ReduceOp op) {
   return run_now(descriptor, [&](const OpContext& context) { return run_all_reduce(context, buffer); });
 }
 
-Result<void> CpuGroup::gather(ConstBuffer input, Buffer output, int root) {
-  return run_rooted(OpKind::kGather, input, output, root);
-}
-
-Result<void> CpuGroup::scatter(ConstBuffer input, Buffer output, int root) {
-  return run_rooted(OpKind::kScatter, output, input, root);
-}
-
-Result<void> CpuGroup::run_rooted(OpKind kind, const ConstBuffer& part, const ConstBuffer& whole, int root) {
-  MUSTER_TRY(const OpDescriptor descriptor, describe_rooted(kind, part, whole, root, rank_, world_size_));
-  const bool gathers = kind == OpKind::kGather;
-  const std::size_t size = part.size_bytes();
-  auto* const own = static_cast<std::byte*>(const_cast<void*>(part.data));
-  std::vector<Transfer> transfers;
-  transfers.reserve(static_cast<std::size_t>(world_size_));
-  if (rank_ != root) transfers.push_back({root, own, size, gathers});
-  for (int peer = 0; rank_ == root && peer < world_size_; ++peer) {
-    auto* const place =
-        static_cast<std::byte*>(const_cast<void*>(whole.data)) + static_cast<std::size_t>(peer) * size;
-    if (peer != rank_)
-      transfers.push_back({peer, place, size, !gathers});
-    else if (size != 0)
-      std::memmove(gathers ? place : own, gathers ? own : place, size);
-  }
-  return run_now(descriptor, [&](const OpContext& context) { return run_transfers(context, transfers); });
-}
-
 Result<void> CpuGroup::send(ConstBuffer buffer, int to) {
-  return run_transfer(OpKind::kSend, buffer, to);
+  return begin_transfer(OpKind::kSend, buffer, to);
 }
 
 Result<void> CpuGroup::recv(Buffer buffer, int from) {
-  return run_transfer(OpKind::kRecv, buffer, from);
+  return begin_transfer(OpKind::kRecv, buffer, from);
 }
 
-Result<void> CpuGroup::run_transfer(OpKind kind, const ConstBuffer& buffer, int peer) {
+Result<void> CpuGroup::begin_transfer(OpKind kind, const ConstBuffer& buffer, int peer) {
   MUSTER_TRY(const OpDescriptor descriptor, describe_transfer(kind, buffer, peer, rank_, world_size_));
   const Transfer transfer{peer, static_cast<std::byte*>(const_cast<void*>(buffer.data)), buffer.size_bytes(),
                           kind == OpKind::kSend};
-  return run_now(descriptor, [&](const OpContext& context) {
-    return run_transfers(context, {&transfer, 1});
-  });
+  return run_now(descriptor, [&](const OpContext& context) { return run_transfer(context, transfer); });
 }
 
 Result<void> CpuGroup::barrier() {

@@ -10,7 +10,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include <muster/process_group.h>
@@ -54,7 +53,7 @@ class GroupFailure {
   std::optional<Error> first_;
 };
 
-/// What one rank gives to, or takes from, another within an operation.
+/// What this rank gives to, or takes from, another within an operation.
 struct Transfer {
   int peer = 0;  // of this group
   std::byte* data = nullptr;
@@ -73,17 +72,14 @@ class CpuGroup : public ProcessGroup {
   [[nodiscard]] Result<void> all_gather(ConstBuffer input, Buffer output) final;
   [[nodiscard]] Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) final;
   [[nodiscard]] Result<void> reduce(Buffer buffer, int root, ReduceOp op) final;
-  [[nodiscard]] Result<void> gather(ConstBuffer input, Buffer output, int root) final;
-  [[nodiscard]] Result<void> scatter(ConstBuffer input, Buffer output, int root) final;
   [[nodiscard]] Result<void> send(ConstBuffer buffer, int to) final;
   [[nodiscard]] Result<void> recv(Buffer buffer, int from) final;
   [[nodiscard]] Result<void> barrier() final;
   [[nodiscard]] Result<void*> allocate(std::size_t size_bytes) final;
 
-  /// Data between this rank and others, one transfer each and all in one direction, as part of `context`'s
-  /// operation, which may be that of a group around this one. The two sides of each compare their
-  /// descriptors first.
-  virtual Result<void> run_transfers(const OpContext& context, std::span<const Transfer> transfers) = 0;
+  /// As part of `context`'s operation, which may be that of a group around this one. The two sides compare
+  /// their descriptors first.
+  virtual Result<void> run_transfer(const OpContext& context, const Transfer& transfer) = 0;
 
   /// Breaks the group with this error, here and, as far as they can be told, at the other ranks. Thread-safe.
   void abort(Error error);
@@ -115,8 +111,7 @@ class CpuGroup : public ProcessGroup {
   /// Runs one collective after everything that was started, keeping and telling its failure.
   template <class Run>
   auto run_now(OpDescriptor descriptor, Run run) -> decltype(run(OpContext{}));
-  Result<void> run_rooted(OpKind kind, const ConstBuffer& part, const ConstBuffer& whole, int root);
-  Result<void> run_transfer(OpKind kind, const ConstBuffer& buffer, int peer);
+  Result<void> begin_transfer(OpKind kind, const ConstBuffer& buffer, int peer);
   OpContext next_context(OpDescriptor descriptor);
   void begin(OpContext& context);
   template <class T>

@@ -90,8 +90,6 @@ struct NcclApi {
   Status (*reduce)(const void*, void*, std::size_t, DataType, ReduceKind, int, Comm, void*) = nullptr;
   Status (*send)(const void*, std::size_t, DataType, int, Comm, void*) = nullptr;
   Status (*recv)(void*, std::size_t, DataType, int, Comm, void*) = nullptr;
-  Status (*group_start)() = nullptr;
-  Status (*group_end)() = nullptr;
   Status (*mem_alloc)(void**, std::size_t) = nullptr;  // since 2.19; null before
   Status (*mem_free)(void*) = nullptr;                 // with mem_alloc
 

@@ -35,14 +35,13 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
     return fail(ErrorCode::kUnsupported, "load NCCL: " + library.path() + " is version " +
                                              api.version_text() +
                                              ", muster needs 2.18 or newer; install a newer libnccl2");
-  MUSTER_OK(library.load(api.get_unique_id, "ncclGetUniqueId", api.comm_init_rank_config,
-                         "ncclCommInitRankConfig", api.comm_finalize, "ncclCommFinalize", api.comm_destroy,
-                         "ncclCommDestroy", api.comm_abort, "ncclCommAbort", api.comm_get_async_error,
-                         "ncclCommGetAsyncError", api.get_error_string, "ncclGetErrorString",
-                         api.get_last_error, "ncclGetLastError", api.all_reduce, "ncclAllReduce",
-                         api.broadcast, "ncclBroadcast", api.all_gather, "ncclAllGather", api.reduce_scatter,
-                         "ncclReduceScatter", api.reduce, "ncclReduce", api.send, "ncclSend", api.recv,
-                         "ncclRecv", api.group_start, "ncclGroupStart", api.group_end, "ncclGroupEnd"));
+  MUSTER_OK(library.load(
+      api.get_unique_id, "ncclGetUniqueId", api.comm_init_rank_config, "ncclCommInitRankConfig",
+      api.comm_finalize, "ncclCommFinalize", api.comm_destroy, "ncclCommDestroy", api.comm_abort,
+      "ncclCommAbort", api.comm_get_async_error, "ncclCommGetAsyncError", api.get_error_string,
+      "ncclGetErrorString", api.get_last_error, "ncclGetLastError", api.all_reduce, "ncclAllReduce",
+      api.broadcast, "ncclBroadcast", api.all_gather, "ncclAllGather", api.reduce_scatter,
+      "ncclReduceScatter", api.reduce, "ncclReduce", api.send, "ncclSend", api.recv, "ncclRecv"));
   library.load_optional(api.mem_alloc, "ncclMemAlloc");
   library.load_optional(api.mem_free, "ncclMemFree");
   if (api.mem_free == nullptr) api.mem_alloc = nullptr;
@@ -139,7 +138,6 @@ class NcclCommThread {
   void start_communicator();
   void issue(const std::shared_ptr<Collective>& collective);
   [[nodiscard]] Status call(const Collective& collective);
-  [[nodiscard]] Status gather_or_scatter(const Collective& collective);
   [[nodiscard]] Action drive(Event event, Status status, const std::string& subject);
   void watch();
   void watch_captured();
@@ -445,38 +443,9 @@ Status NcclCommThread::call(const Collective& c) {
       return api_.send(c.send, c.count, c.type, c.root, comm_, stream_);
     case PageOperation::kRecv:
       return api_.recv(c.receive, c.count, c.type, c.root, comm_, stream_);
-    case PageOperation::kGather:
-    case PageOperation::kScatter:
-      return gather_or_scatter(c);
     default:  // a barrier is one, too
       return api_.all_reduce(c.send, c.receive, c.count, c.type, c.reduce, comm_, stream_);
   }
-}
-
-/// Between root and each of the others, at once. ncclGather is newer than NCCL 2.18.
-Status NcclCommThread::gather_or_scatter(const Collective& c) {
-  const bool gathers = c.operation == PageOperation::kGather;
-  if (c.root != options_.rank)
-    return gathers ? api_.send(c.send, c.count, c.type, c.root, comm_, stream_)
-                   : api_.recv(c.receive, c.count, c.type, c.root, comm_, stream_);
-  const auto at = [&](auto* whole, int rank) {
-    return whole + static_cast<std::size_t>(rank) * c.size_bytes;
-  };
-  const auto* input = static_cast<const std::byte*>(c.send);
-  auto* output = static_cast<std::byte*>(c.receive);
-  const std::byte* from = gathers ? input : at(input, c.root);
-  std::byte* to = gathers ? at(output, c.root) : output;
-  if (from != to && c.size_bytes != 0 && !device_->copy(to, from, c.size_bytes, stream_))
-    return kUnhandledCudaError;
-  Status first = api_.group_start();
-  for (int peer = 0; peer < options_.world_size && first == kSuccess; ++peer) {
-    if (peer == c.root) continue;
-    first = gathers ? api_.recv(at(output, peer), c.count, c.type, peer, comm_, stream_)
-                    : api_.send(at(input, peer), c.count, c.type, peer, comm_, stream_);
-    if (first == kInProgress) first = kSuccess;  // group_end says what becomes of it
-  }
-  const Status last = api_.group_end();
-  return first == kSuccess ? last : first;
 }
 
 void NcclCommThread::tell_of(const Collective& c) {
@@ -780,18 +749,6 @@ class NcclGroup final : public ProcessGroup {
     return run(make(groups::describe_reduce(buffer, root, op, settings_.world_size), buffer.data, buffer));
   }
 
-  Result<void> gather(ConstBuffer input, Buffer output, int root) override {
-    return run(make(groups::describe_rooted(groups::OpKind::kGather, input, output, root, settings_.rank,
-                                            settings_.world_size),
-                    input.data, {output.data, input.count, input.dtype}));
-  }
-
-  Result<void> scatter(ConstBuffer input, Buffer output, int root) override {
-    return run(make(groups::describe_rooted(groups::OpKind::kScatter, output, input, root, settings_.rank,
-                                            settings_.world_size),
-                    input.data, output));
-  }
-
   Result<void> send(ConstBuffer buffer, int to) override {
     return transfer(groups::OpKind::kSend, buffer.data, {nullptr, buffer.count, buffer.dtype}, to);
   }
@@ -897,6 +854,12 @@ class NcclGroup final : public ProcessGroup {
     // must not.
     if (made->captured) MUSTER_OK(thread_->wait_issued(*made));
     return std::make_unique<NcclWork>(thread_, device_, stream_, std::move(made));
+  }
+
+  Result<void> copy(void* to, const void* from, std::size_t size_bytes) override {
+    if (from == to || size_bytes == 0) return {};
+    MUSTER_OK(device_->select());
+    return device_->copy(to, from, size_bytes, stream_);
   }
 
   Result<void> transfer(groups::OpKind kind, const void* data, Buffer buffer, int peer) {

@@ -383,9 +383,47 @@ class ShmGroup final : public CpuGroup {
     return barrier_.arrive_and_wait(deadline, false);
   }
 
-  Result<void> run_transfers(const OpContext& op, std::span<const Transfer> transfers) override {
-    for (const Transfer& transfer : transfers) MUSTER_OK(run_transfer(op, transfer));
-    return {};
+  Result<void> run_transfer(const OpContext& op, const Transfer& t) override {
+    const auto peer = static_cast<std::size_t>(t.peer);
+    ShmMember& mine = members_[me()];
+    const ShmMember& theirs = members_[peer];
+    const auto call_with = [&](std::size_t member) {
+      return (std::uint64_t{member} + 1) << 32 | transfers_[peer];
+    };
+    mine.transfer = op.descriptor;
+    mine.first_piece = mine.pieces.load(std::memory_order_relaxed);
+    mine.slot_use = slot_use_;
+    mine.call.store(call_with(peer), std::memory_order_release);
+    barrier_.tell_change();
+    const auto has_called = [&] { return theirs.call.load(std::memory_order_acquire) == call_with(me()); };
+    MUSTER_OK(barrier_.wait_for(peer, op.deadline, op.may_spin,
+                                [&] { return has_called() || barrier_.is_ahead(peer); }));
+    // Else it has announced one collective more than this member.
+    const OpDescriptor& called = has_called() ? theirs.transfer : announcement(peer, 1).descriptor;
+    if (auto text = find_mismatch(op.descriptor, ranks_[me()], called, ranks_[peer]))
+      return fail(ErrorCode::kMismatch, *std::move(text));
+    ++transfers_[peer];
+
+    const std::size_t half = layout_.slot_bytes / 2;
+    const std::size_t pieces = std::max<std::size_t>((t.size + half - 1) / half, 1);
+    std::byte* const through = t.sends ? slot(me(), slot_use_) : slot(peer, theirs.slot_use);
+    const std::uint64_t first = theirs.first_piece;
+    const auto wait_for = [&](std::size_t count) {
+      return barrier_.wait_for(peer, op.deadline, op.may_spin, [&] {
+        return theirs.pieces.load(std::memory_order_acquire) - first >= count;
+      });
+    };
+    for (std::size_t i = 0; i < pieces; ++i) {
+      // The sender is at most two pieces ahead.
+      if (!t.sends || i >= 2) MUSTER_OK(wait_for(t.sends ? i - 1 : i + 1));
+      std::byte* const data = t.data + i * half;
+      std::byte* const place = through + i % 2 * half;
+      const std::size_t size = std::min(half, t.size - i * half);
+      if (size != 0) std::memcpy(t.sends ? place : data, t.sends ? data : place, size);
+      mine.pieces.fetch_add(1, std::memory_order_release);
+      barrier_.tell_change();
+    }
+    return t.sends ? wait_for(pieces) : Result<void>();
   }
 
  protected:
@@ -542,49 +580,6 @@ class ShmGroup final : public CpuGroup {
       out[i] = arena.segment->base() + arena.part_bytes * i + place.offset;
     }
     return out;
-  }
-
-  Result<void> run_transfer(const OpContext& op, const Transfer& t) {
-    const auto peer = static_cast<std::size_t>(t.peer);
-    ShmMember& mine = members_[me()];
-    const ShmMember& theirs = members_[peer];
-    const auto call_with = [&](std::size_t member) {
-      return (std::uint64_t{member} + 1) << 32 | transfers_[peer];
-    };
-    mine.transfer = op.descriptor;
-    mine.first_piece = mine.pieces.load(std::memory_order_relaxed);
-    mine.slot_use = slot_use_;
-    mine.call.store(call_with(peer), std::memory_order_release);
-    barrier_.tell_change();
-    const auto has_called = [&] { return theirs.call.load(std::memory_order_acquire) == call_with(me()); };
-    MUSTER_OK(barrier_.wait_for(peer, op.deadline, op.may_spin,
-                                [&] { return has_called() || barrier_.is_ahead(peer); }));
-    // Else it has announced one collective more than this member.
-    const OpDescriptor& called = has_called() ? theirs.transfer : announcement(peer, 1).descriptor;
-    if (auto text = find_mismatch(op.descriptor, ranks_[me()], called, ranks_[peer]))
-      return fail(ErrorCode::kMismatch, *std::move(text));
-    ++transfers_[peer];
-
-    const std::size_t half = layout_.slot_bytes / 2;
-    const std::size_t pieces = std::max<std::size_t>((t.size + half - 1) / half, 1);
-    std::byte* const through = t.sends ? slot(me(), slot_use_) : slot(peer, theirs.slot_use);
-    const std::uint64_t first = theirs.first_piece;
-    const auto wait_for = [&](std::size_t count) {
-      return barrier_.wait_for(peer, op.deadline, op.may_spin, [&] {
-        return theirs.pieces.load(std::memory_order_acquire) - first >= count;
-      });
-    };
-    for (std::size_t i = 0; i < pieces; ++i) {
-      // The sender is at most two pieces ahead.
-      if (!t.sends || i >= 2) MUSTER_OK(wait_for(t.sends ? i - 1 : i + 1));
-      std::byte* const data = t.data + i * half;
-      std::byte* const place = through + i % 2 * half;
-      const std::size_t size = std::min(half, t.size - i * half);
-      if (size != 0) std::memcpy(t.sends ? place : data, t.sends ? data : place, size);
-      mine.pieces.fetch_add(1, std::memory_order_release);
-      barrier_.tell_change();
-    }
-    return t.sends ? wait_for(pieces) : Result<void>();
   }
 
   void reduce_into(const OpContext& op, std::span<const void* const> inputs, void* output,

@@ -26,26 +26,20 @@ class TcpGroup final : public CpuGroup {
 
   std::string_view backend() const override { return "tcp"; }
 
-  Result<void> run_transfers(const OpContext& op, std::span<const Transfer> transfers) override {
+  Result<void> run_transfer(const OpContext& op, const Transfer& t) override {
+    const auto peer = static_cast<std::size_t>(t.peer);
     own_descriptor_ = op.descriptor;
-    for (const Transfer& t : transfers) {
-      const auto peer = static_cast<std::size_t>(t.peer);
-      mesh_.send(peer, &own_descriptor_, sizeof own_descriptor_);
-      if (t.sends && t.size <= kSmallBytes) queue_send(peer, t.data, t.size);
-      mesh_.receive(peer, &descriptors_[peer], sizeof(OpDescriptor));
-    }
+    mesh_.send(peer, &own_descriptor_, sizeof own_descriptor_);
+    mesh_.receive(peer, &descriptors_[peer], sizeof(OpDescriptor));
+    const bool small = t.size <= kSmallBytes;
+    if (t.sends && small) queue_send(peer, t.data, t.size);
     auto outcome = run(op);
-    for (const Transfer& t : transfers) {
-      const auto peer = static_cast<std::size_t>(t.peer);
-      if (!mesh_.arrived(peer)) continue;
+    if (mesh_.arrived(peer))
       if (auto text = find_mismatch(op.descriptor, ranks_[me()], descriptors_[peer], ranks_[peer]))
         return fail(ErrorCode::kMismatch, *std::move(text));
-    }
     MUSTER_OK(outcome);
-    for (const Transfer& t : transfers) {
-      if (!t.sends) queue_receive(static_cast<std::size_t>(t.peer), t.data, t.size);
-      if (t.sends && t.size > kSmallBytes) queue_send(static_cast<std::size_t>(t.peer), t.data, t.size);
-    }
+    if (!t.sends) queue_receive(peer, t.data, t.size);
+    if (t.sends && !small) queue_send(peer, t.data, t.size);
     return run(op);
   }
 

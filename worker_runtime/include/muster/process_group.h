@@ -78,12 +78,6 @@ class ProcessGroup {
   /// afterwards.
   [[nodiscard]] virtual Result<void> reduce(Buffer buffer, int root, ReduceOp op = ReduceOp::kSum) = 0;
 
-  /// As all_gather, but only root gets the output (world_size * input.count); the others give none ({}).
-  [[nodiscard]] virtual Result<void> gather(ConstBuffer input, Buffer output, int root) = 0;
-
-  /// output = this rank's part of root's input (world_size * output.count); the others give no input ({}).
-  [[nodiscard]] virtual Result<void> scatter(ConstBuffer input, Buffer output, int root) = 0;
-
   /// Gives the buffer to rank `to`, which calls recv() with the same size. On the CPU it returns once that
   /// rank has the data, whatever the size: of two ranks that exchange data one sends first and the other
   /// receives first.
@@ -91,6 +85,14 @@ class ProcessGroup {
 
   /// Fills the buffer with what rank `from` sends.
   [[nodiscard]] virtual Result<void> recv(Buffer buffer, int from) = 0;
+
+  // Made of send() and recv(), and as they are no collectives:
+
+  /// As all_gather, but only root gets the output (world_size * input.count); the others give none ({}).
+  [[nodiscard]] Result<void> gather(ConstBuffer input, Buffer output, int root);
+
+  /// output = this rank's part of root's input (world_size * output.count); the others give no input ({}).
+  [[nodiscard]] Result<void> scatter(ConstBuffer input, Buffer output, int root);
 
   /// Returns once every rank has called it.
   [[nodiscard]] virtual Result<void> barrier() = 0;
@@ -101,6 +103,8 @@ class ProcessGroup {
 
  protected:
   ProcessGroup() = default;
+  /// Within the memory of the group's device, in the order of its operations.
+  [[nodiscard]] virtual Result<void> copy(void* to, const void* from, std::size_t size_bytes);
 };
 
 /// World of one rank: every collective is a copy or nothing.
