@@ -58,22 +58,10 @@ class HierarchicalGroup final : public CpuGroup {
       groups::reduce(inputs, outputs, buffer.count, buffer.dtype, ReduceOp::kSum,
                      scale_of(ReduceOp::kAvg, world_size()));
     }
-    const int root = op.descriptor.root;
-    if (root < 0) {
-      MUSTER_OK(locally([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
-      MUSTER_OK(between_hosts([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
-      return locally([&](CpuGroup& group) { return group.broadcast(buffer, 0); });
-    }
-    const auto target = static_cast<int>(host_of(root));
-    MUSTER_OK(locally([&](CpuGroup& group) { return group.reduce(buffer, 0, reduce_op); }));
-    MUSTER_OK(between_hosts([&](CpuGroup& group) { return group.reduce(buffer, target, reduce_op); }));
-    const int leader = hosts_[static_cast<std::size_t>(target)].front();
-    if (root == leader || (rank() != root && rank() != leader)) return {};
-    const Transfer hand_over{.peer = rank() == root ? leader : root,
-                             .data = static_cast<std::byte*>(buffer.data),
-                             .size = buffer.size_bytes(),
-                             .sends = rank() == leader};
-    return run_transfer(op, hand_over);
+    // With a root, too: a rank that is not the first of its host cannot have the sum without a further step.
+    MUSTER_OK(locally([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
+    MUSTER_OK(between_hosts([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
+    return locally([&](CpuGroup& group) { return group.broadcast(buffer, 0); });
   }
 
   Result<void> run_broadcast(const OpContext& op, Buffer buffer) override {

@@ -67,33 +67,30 @@ Result<void> check_can_fork() {
   // Only if it is loaded: the driver then says whether it was started.
   constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
   void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-  if (driver == nullptr) return {};
-  const auto count = reinterpret_cast<int (*)(int*)>(::dlsym(driver, "cuDeviceGetCount"));
+  const auto count =
+      driver == nullptr ? nullptr : reinterpret_cast<int (*)(int*)>(::dlsym(driver, "cuDeviceGetCount"));
   int devices = 0;
-  const bool used = count != nullptr && count(&devices) != kNotInitialized;
-  ::dlclose(driver);
-  if (used)
-    return fail(
-        ErrorCode::kUnsupported,
-        "spawn: this process has used CUDA, which does not work in copies of it; call spawn() first and "
-        "use CUDA in the workers only");
-  return {};
+  if (count == nullptr || count(&devices) == kNotInitialized) return {};
+  return fail(
+      ErrorCode::kUnsupported,
+      "spawn: this process has used CUDA, which does not work in copies of it; call spawn() first and "
+      "use CUDA in the workers only");
 }
 
 void set_environment(int rank, int nprocs, std::uint16_t port) {
-  const auto set = [](std::string_view name, const std::string& value) {
-    ::setenv(std::string(name).c_str(), value.c_str(), 1);
-  };
-  for (const std::string_view name : {env::kRank, env::kLocalRank}) set(name, std::to_string(rank));
-  for (const std::string_view name : {env::kWorldSize, env::kLocalWorldSize})
-    set(name, std::to_string(nprocs));
-  set(env::kMasterAddr, "127.0.0.1");
-  set(env::kMasterPort, std::to_string(port));
-  set(env::kUseAgentStore, "True");  // the parent serves it
+  const std::pair<std::string_view, std::string> variables[] = {
+      {env::kRank, std::to_string(rank)},
+      {env::kLocalRank, std::to_string(rank)},
+      {env::kWorldSize, std::to_string(nprocs)},
+      {env::kLocalWorldSize, std::to_string(nprocs)},
+      {env::kMasterAddr, "127.0.0.1"},
+      {env::kMasterPort, std::to_string(port)},
+      {env::kUseAgentStore, "True"} /* the parent serves it */};
+  for (const auto& [name, value] : variables) ::setenv(name.data(), value.c_str(), 1);
   // If there is a launcher, its worker is the parent.
   for (const std::string_view name :
        {env::kRestartCount, env::kProgressFile, env::kSafePointFile, env::kErrorFile})
-    ::unsetenv(std::string(name).c_str());
+    ::unsetenv(name.data());
 }
 
 [[noreturn]] void run_worker(int rank, int nprocs, const UniqueFd& channel,

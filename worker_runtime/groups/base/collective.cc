@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <type_traits>
 
 #include <fmt/format.h>
 
@@ -193,51 +192,39 @@ std::string rank_list(std::span<const int> ranks) {
 }  // namespace muster::groups
 
 namespace muster {
-namespace {
-
-/// Between root and everybody, `whole` having room for one `part` of each rank.
-Result<void> check_root_and_parts(std::string_view what, const ProcessGroup& group, const ConstBuffer& part,
-                                  const ConstBuffer& whole, int root) {
-  MUSTER_OK(groups::check_root(fmt::format("{} with root", what), root, group.world_size()));
-  const std::size_t all = part.count * static_cast<std::size_t>(group.world_size());
-  if (group.rank() != root || (whole.count == all && whole.dtype == part.dtype)) return {};
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("{} of {} x {} with {} ranks needs {} at the root, not {} x {}", what,
-                          to_string(part.dtype), part.count, group.world_size(), all, to_string(whole.dtype),
-                          whole.count));
-}
-
-/// Rank r's part.
-template <class B>
-B part_of(const B& whole, std::size_t count, int rank) {
-  auto* const data =
-      static_cast<std::conditional_t<std::is_same_v<B, Buffer>, std::byte, const std::byte>*>(whole.data);
-  return {data + static_cast<std::size_t>(rank) * count * size_of(whole.dtype), count, whole.dtype};
-}
-
-}  // namespace
 
 Result<void> ProcessGroup::copy(void* to, const void* from, std::size_t size_bytes) {
   if (size_bytes != 0) std::memmove(to, from, size_bytes);
   return {};
 }
 
-Result<void> ProcessGroup::gather(ConstBuffer input, Buffer output, int root) {
-  MUSTER_OK(check_root_and_parts("gather", *this, input, output, root));
-  if (rank() != root) return send(input, root);
-  MUSTER_OK(copy(part_of(output, input.count, root).data, input.data, input.size_bytes()));
-  for (int peer = 0; peer < world_size(); ++peer)
-    if (peer != root) MUSTER_OK(recv(part_of(output, input.count, peer), peer));
+Result<void> ProcessGroup::exchange(std::string_view what, Buffer part, Buffer whole, int root) {
+  MUSTER_OK(groups::check_root(fmt::format("{} with root", what), root, world_size()));
+  const bool gathers = what == "gather";
+  if (rank() != root) return gathers ? send(part, root) : recv(part, root);
+  const std::size_t all = part.count * static_cast<std::size_t>(world_size());
+  if (whole.count != all || whole.dtype != part.dtype)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} of {} x {} with {} ranks needs {} at the root, not {} x {}", what,
+                            to_string(part.dtype), part.count, world_size(), all, to_string(whole.dtype),
+                            whole.count));
+  for (int peer = 0; peer < world_size(); ++peer) {
+    auto* const at = static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(peer) * part.size_bytes();
+    const Buffer place{at, part.count, part.dtype};
+    if (peer != root)
+      MUSTER_OK(gathers ? recv(place, peer) : send(place, peer));
+    else
+      MUSTER_OK(gathers ? copy(at, part.data, part.size_bytes()) : copy(part.data, at, part.size_bytes()));
+  }
   return {};
 }
 
+Result<void> ProcessGroup::gather(ConstBuffer input, Buffer output, int root) {
+  return exchange("gather", {const_cast<void*>(input.data), input.count, input.dtype}, output, root);
+}
+
 Result<void> ProcessGroup::scatter(ConstBuffer input, Buffer output, int root) {
-  MUSTER_OK(check_root_and_parts("scatter", *this, output, input, root));
-  if (rank() != root) return recv(output, root);
-  MUSTER_OK(copy(output.data, part_of(input, output.count, root).data, output.size_bytes()));
-  for (int peer = 0; peer < world_size(); ++peer)
-    if (peer != root) MUSTER_OK(send(part_of(input, output.count, peer), peer));
-  return {};
+  return exchange("scatter", output, {const_cast<void*>(input.data), input.count, input.dtype}, root);
 }
 
 }  // namespace muster

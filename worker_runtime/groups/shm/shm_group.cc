@@ -139,11 +139,16 @@ class ShmBarrier {
   }
   /// A member that has not arrived for `target` was last seen on this core.
   [[nodiscard]] bool shares_core(std::uint32_t target, std::uint32_t cpu) const;
-  [[nodiscard]] Result<void> sleep_until(std::uint32_t target, Instant deadline);
+  struct Words {
+    std::atomic<std::uint32_t>&changing, &sleepers;
+  };
+  /// `ready()` holds only after a change; `awaits(i)`: while member i has not done its part.
+  template <class Ready, class Awaits>
+  [[nodiscard]] Result<void> sleep_until(Words words, Instant deadline, Ready ready, Awaits awaits);
   [[nodiscard]] Error told_failure() const;
-  /// Members that have not arrived for `target`.
-  template <class Which>
-  std::string missing_text(std::uint32_t target, Which which) const;
+  /// Members of whom both hold.
+  template <class Which, class Awaits>
+  std::string names_of(Which which, Awaits awaits) const;
 
   ShmHeader& header_;
   std::span<ShmMember> members_;
@@ -223,7 +228,10 @@ Result<void> ShmBarrier::arrive_and_wait(Instant deadline, bool may_spin) {
       // spin (seen on a loaded machine: every barrier took the whole spin).
     } while (SteadyClock::now() < stop && !shares_core(target, cpu));
   }
-  MUSTER_OK(sleep_until(target, deadline));
+  MUSTER_OK(sleep_until(
+      {header_.phase, header_.sleepers}, deadline,
+      [&] { return passed(header_.phase.load(std::memory_order_acquire)); },
+      [&](std::size_t i) { return members_[i].arrived.load(std::memory_order_acquire) != target; }));
   phase_ = target;
   return {};
 }
@@ -236,46 +244,44 @@ bool ShmBarrier::shares_core(std::uint32_t target, std::uint32_t cpu) const {
   return false;
 }
 
-Result<void> ShmBarrier::sleep_until(std::uint32_t target, Instant deadline) {
+template <class Ready, class Awaits>
+Result<void> ShmBarrier::sleep_until(Words words, Instant deadline, Ready ready, Awaits awaits) {
   while (true) {
-    header_.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t word = header_.phase.load(std::memory_order_seq_cst);
-    const bool wait = (word & ~kFailedBit) != target && (word & kFailedBit) == 0;
+    words.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t word = words.changing.load(std::memory_order_seq_cst);
     const Millis left = std::min(time_left(deadline, SteadyClock::now()), kLivenessInterval);
-    if (wait && left.count() > 0) futex_wait_shared(header_.phase, word, left);
-    header_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (!ready() && !has_failed() && left.count() > 0) futex_wait_shared(words.changing, word, left);
+    words.sleepers.fetch_sub(1, std::memory_order_relaxed);
 
-    const std::uint32_t now = header_.phase.load(std::memory_order_acquire);
-    if ((now & ~kFailedBit) == target) return {};
-    if ((now & kFailedBit) != 0) return fail(told_failure());
+    if (ready()) return {};
+    if (has_failed()) return fail(told_failure());
     const std::vector<int> ended = watch_.ended();
     const auto is_ended = [&](std::size_t i) {
       return std::count(ended.begin(), ended.end(), static_cast<int>(i)) != 0;
     };
-    if (const std::string gone = missing_text(target, is_ended); !gone.empty()) {
-      // It may have been the last to arrive, just before it ended.
-      if ((header_.phase.load(std::memory_order_acquire) & ~kFailedBit) == target) return {};
+    if (const std::string gone = names_of(is_ended, awaits); !gone.empty()) {
+      if (ready()) return {};  // it may have done its part just before it ended
       return fail(ErrorCode::kPeerGone, gone + " died; see its own output for why");
     }
     const auto has_left = [&](std::size_t i) {
       return members_[i].left.load(std::memory_order_acquire) != 0;
     };
-    if (const std::string gone = missing_text(target, has_left); !gone.empty())
+    if (const std::string gone = names_of(has_left, awaits); !gone.empty())
       return fail(ErrorCode::kPeerGone, gone + " destroyed its group without calling this operation");
     if (SteadyClock::now() >= deadline) {
-      const std::string late = missing_text(target, [](std::size_t) { return true; });
+      const std::string late = names_of([](std::size_t) { return true; }, awaits);
       return fail(ErrorCode::kTimeout, "timed out waiting for " + (late.empty() ? "the others" : late) +
                                            "; is it stopped, or still busy with something else?");
     }
   }
 }
 
-template <class Which>
-std::string ShmBarrier::missing_text(std::uint32_t target, Which which) const {
+template <class Which, class Awaits>
+std::string ShmBarrier::names_of(Which which, Awaits awaits) const {
   std::string out;
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    // `which` first: a member that left, or ended, arrived before that if it did at all.
-    if (i == me_ || !which(i) || members_[i].arrived.load(std::memory_order_acquire) == target) continue;
+    // `which` first: a member that left, or ended, did its part before that if it did at all.
+    if (i == me_ || !which(i) || !awaits(i)) continue;
     out += fmt::format("{}rank {} (pid {})", out.empty() ? "" : ", ", members_[i].rank, members_[i].pid);
   }
   return out;
@@ -297,27 +303,8 @@ Result<void> ShmBarrier::wait_for(std::size_t peer, Instant deadline, bool may_s
         if (ready()) return {};
         pause_core();
       }
-  while (true) {
-    other.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t word = other.changes.load(std::memory_order_seq_cst);
-    const Millis left = std::min(time_left(deadline, SteadyClock::now()), kLivenessInterval);
-    if (!ready() && !has_failed() && left.count() > 0) futex_wait_shared(other.changes, word, left);
-    other.sleepers.fetch_sub(1, std::memory_order_relaxed);
-
-    // Before asking: it may do its part and end.
-    const bool left_group = other.left.load(std::memory_order_acquire) != 0;
-    const std::vector<int> ended = watch_.ended();
-    if (ready()) return {};
-    if (has_failed()) return fail(told_failure());
-    const std::string who = fmt::format("rank {} (pid {})", other.rank, other.pid);
-    if (std::count(ended.begin(), ended.end(), static_cast<int>(peer)) != 0)
-      return fail(ErrorCode::kPeerGone, who + " died; see its own output for why");
-    if (left_group)
-      return fail(ErrorCode::kPeerGone, who + " destroyed its group without calling this operation");
-    if (SteadyClock::now() >= deadline)
-      return fail(ErrorCode::kTimeout,
-                  "timed out waiting for " + who + "; is it stopped, or still busy with something else?");
-  }
+  return sleep_until({other.changes, other.sleepers}, deadline, ready,
+                     [&](std::size_t i) { return i == peer && !ready(); });
 }
 
 void ShmBarrier::tell_failure(const Error& error) {

@@ -105,6 +105,9 @@ class ProcessGroup {
   ProcessGroup() = default;
   /// Within the memory of the group's device, in the order of its operations.
   [[nodiscard]] virtual Result<void> copy(void* to, const void* from, std::size_t size_bytes);
+
+ private:
+  [[nodiscard]] Result<void> exchange(std::string_view what, Buffer part, Buffer whole, int root);
 };
 
 /// World of one rank: every collective is a copy or nothing.
