@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fashion_mnist: trains a small network on FashionMNIST, data-parallel over as many ranks as its environment
-// says; alone it is one. The images stay on the device, whose kernels gather each batch. imagenet_train.cc
-// trains on image files with a DataLoader.
+// says; alone it is one. The images stay on the device; imagenet_train.cc trains on files with a DataLoader.
 #include <chrono>
 #include <cmath>
 #include <csignal>
