@@ -51,6 +51,7 @@ class Device {
   /// Counts memory of the device that somebody else allocates, as a group does: kExhausted beyond the cap.
   [[nodiscard]] Result<void> claim(std::size_t size_bytes);
   void unclaim(std::size_t size_bytes) { claimed_bytes_ -= size_bytes; }
+  [[nodiscard]] std::size_t claimed_bytes() const { return claimed_bytes_; }
   /// Host memory, zeroed, that copies of the device are fastest to: pinned on CUDA. From any thread; not
   /// counted. kExhausted.
   [[nodiscard]] virtual Result<std::shared_ptr<void>> allocate_host(std::size_t size_bytes);

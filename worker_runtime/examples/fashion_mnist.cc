@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // fashion_mnist: trains a small network on FashionMNIST, data-parallel over as many ranks as its environment
-// says; alone it is one. The images stay on the device, whose kernels gather each batch. imagenet_train.cc
-// trains on image files with a DataLoader.
+// says; alone it is one. The images stay on the device; imagenet_train.cc trains on files with a DataLoader.
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -122,7 +121,7 @@ Result<int> train(Arguments args) {
     MUSTER_TRY(profiler, Profiler::create(compute, group, {.schedule = {}, .path = args.profile}));
   }
 
-  MUSTER_TRY(const ModelProfile counted, profile(model, {1, 1, 28, 28}, {.rule = MacRule::kPure}));
+  MUSTER_TRY(const ModelProfile counted, profile(model, {1, 1, 28, 28}));
   ProgressBar bar(stdout, context.rank == 0);
   bar.print("%s on FashionMNIST: %ld parameters, %s MACs, %s, batch %d per rank, lr %g, seed %lu",
             args.run.model.c_str(), model.num_parameters(), clever_format(counted.macs).c_str(),

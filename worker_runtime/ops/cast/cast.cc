@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "worker_runtime/device/device.h"
+
 namespace muster::nn {
 namespace {
 
@@ -41,6 +43,18 @@ void cast([[maybe_unused]] const Frame& frame, const Cast& c) {
     if (dtype == DType::kFloat16) return cast_half<DType::kFloat16>(c);
   }
   cast_all<DType::kFloat32, DType::kFloat32>(c);
+}
+
+void add_on_device(Device& device, float* into, const float* from, std::size_t count) {
+  struct Sum {
+    Frame frame;
+    Cast cast;
+  };
+  Sum sum{{}, {.from = from, .to = into, .adds = true, .count = static_cast<std::int64_t>(count)}};
+  sum.frame.device = &device;
+  sum.frame.stream = device.stream();
+  // Never captured, so `sum` need not outlive the call.
+  device.enqueue_call(sum, [](const Sum& s) { cast(s.frame, s.cast); });
 }
 
 }  // namespace muster::nn

@@ -31,4 +31,7 @@ int cast(const Cast& cast, void* stream);  // cast.cu
 }
 #endif
 
+/// into[i] += from[i], enqueued on the device.
+void add_on_device(Device& device, float* into, const float* from, std::size_t count);
+
 }  // namespace muster::nn
