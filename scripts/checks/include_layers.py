@@ -50,7 +50,7 @@ FOLDERS = [
     ("worker_runtime/examples", "include", "programs that use the installed headers alone"),
     ("worker_runtime/preflight", "device include ops", "muster-preflight: exact products on each device"),
     ("worker_runtime/training", "core device include ops", "data-parallel training"),
-    ("worker_runtime/data", "core device include", "data sets, transforms, samplers and the loader"),
+    ("worker_runtime/data", "device include", "data sets, transforms, samplers and the loader"),
     ("worker_runtime/optim", "device include ops", "optimizers"),
     ("worker_runtime/nn", "include", "models by name"),
     ("worker_runtime/graph", "core device include ops", "operations over values: arenas, lifetimes, the walk"),
