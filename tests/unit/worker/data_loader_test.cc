@@ -111,7 +111,7 @@ TEST_CASE("set_epoch() starts an epoch anew, within another too, and skips what 
   }
 }
 
-TEST_CASE("drop_last leaves the shorter batch out; a data set without samples has empty epochs") {
+TEST_CASE("drop_last leaves the shorter batch out, and a data set without samples has empty epochs") {
   const Numbers numbers{.count = 10};
   const auto loader =
       DataLoader::create(numbers, SequentialSampler(10), {.batch_size = 4, .drop_last = true});
