@@ -6,12 +6,14 @@ import argparse
 import measure
 
 MODES = {"single": "single", "dp": "DataParallel", "ddp": "DistributedDataParallel"}
-WHY = """The losses agree: all do the same sums on the same batches, and a batch of fewer steps an epoch learns no more.
-Why DataParallel loses: one thread makes the whole batch, adds up all gradients and runs the optimizer while the other
-replicas wait ({alone:.0f} % of a step of {batch} samples was making the batch and the optimizer alone), it copies all
-parameters each step, and device 0 holds {extra:.0f} KiB more than the others. Ranks of DistributedDataParallel do each of
-these for themselves, and their reductions run beside backward; each holds the optimizer's state instead.
-PyTorch's DataParallel also runs its threads under Python's lock, which muster's has not: there it loses more.
+WHY = """The losses agree but for rounding, which thousands of steps add up: all do the same sums on the same batches.
+Against DistributedDataParallel, DataParallel had {ratios} times its it/s. What it can lose: in each step one thread
+makes the whole batch, adds up all gradients and runs the optimizer while the other replicas wait (batch and optimizer
+were {alone} % of its time), and all parameters are copied. Small batches feel it most, as these costs do not shrink with
+the batch. Ranks of DistributedDataParallel do all of it side by side and reduce gradients beside backward; each holds the
+optimizer's state, where DataParallel has it on device 0 alone, which so holds {extra:.0f} KiB more than the others.
+PyTorch's DataParallel also runs its threads under Python's lock, which muster's has not. Neither gains on one replica
+where other work takes the cores: see the load above.
 Rows of GPUs: none; they need two GPUs and have not been measured."""
 
 
@@ -23,7 +25,7 @@ def main(arguments):
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--save", action="store_true", help="write tests/bench/results/dp_vs_ddp.json")
     options = parser.parse_args(arguments)
-    program, rows = measure.program("parallel_training"), []
+    program, rows, ratios, alone = measure.program("parallel_training"), [], [], []
     print(measure.machine())
     for batch in map(int, options.batches.split(",")):
         runs = {mode: [] for mode in MODES}
@@ -41,9 +43,10 @@ def main(arguments):
             print(f"{MODES[mode]:26}{rate['median']:10.0f} ({rate['min']:.0f} to {rate['max']:.0f}){last['loss']:14.6f}"
                   f"   {', '.join(f'{kib:.0f}' for kib in memory)}", flush=True)
         print(f"{'GPUs':26}{'-':>10}")
-        alone = 100 * runs["dp"][-1]["alone"] / runs["dp"][-1]["seconds"]
+        ratios.append(f"{measure.paired_ratio(rates['dp'], rates['ddp'])['of_medians']:.2f}")
+        alone.append(f"{100 * runs['dp'][-1]['alone'] / runs['dp'][-1]['seconds']:.0f}")
         held = runs["dp"][-1]["memory"]
-    print("\n" + WHY.format(alone=alone, batch=batch, extra=(held[0] - min(held)) / 1024))
+    print("\n" + WHY.format(alone=", ".join(alone), ratios=", ".join(ratios), extra=(held[0] - min(held)) / 1024))
     if options.save:
         measure.save("dp_vs_ddp", {"rows": rows})
     return 0

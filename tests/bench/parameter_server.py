@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import json
+import math
 import pathlib
 import statistics
 import subprocess
@@ -25,27 +26,31 @@ def run(program, ranks, sizes, seconds):
 
 
 def draw(rows, path):
-    try:
-        import matplotlib
-    except ImportError:
-        print("no plot: matplotlib is missing; scripts/setup --bench installs python3-matplotlib")
-        return
-    matplotlib.use("svg")
-    from matplotlib import pyplot
+    """Time against bytes, both logarithmic; a panel for each number of ranks. Written out: Debian's matplotlib does not
+    go with the Boost that muster needs (its python3-scipy wants another)."""
+    def span(values):
+        return math.log2(min(values)), math.log2(max(values)) + 1e-9
 
     ranks = sorted({row["ranks"] for row in rows})
-    figure, axes = pyplot.subplots(1, len(ranks), figsize=(3.4 * len(ranks), 3.2), sharey=True, squeeze=False)
-    for axis, count in zip(axes[0], ranks):
-        for way, label in WAYS.items():
-            line = [(row["bytes"], row["micros"]["median"]) for row in rows if row["way"] == way and row["ranks"] == count]
-            axis.loglog(*zip(*line), marker="o", label=label)
-        axis.set_title(f"{count} ranks")
-        axis.set_xlabel("bytes")
-    axes[0][0].set_ylabel("microseconds a step")
-    axes[0][0].legend()
-    figure.tight_layout()
+    (left, right), (low, high) = span([row["bytes"] for row in rows]), span([row["micros"]["median"] for row in rows])
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{60 + 230 * len(ranks)}" height="260" font-family="sans-serif" font-size="11">',
+           '<rect width="100%" height="100%" fill="white"/>', '<text x="14" y="170" transform="rotate(-90 14 170)">microseconds a step</text>']
+    for panel, count in enumerate(ranks):
+        def place(size, micros, panel=panel):
+            return 60 + 230 * panel + 200 * (math.log2(size) - left) / (right - left), 220 - 190 * (math.log2(micros) - low) / (high - low)
+
+        svg.append(f'<rect x="{60 + 230 * panel}" y="30" width="200" height="190" fill="none" stroke="black"/>'
+                   f'<text x="{130 + 230 * panel}" y="22">{count} ranks</text>')
+        svg += [f'<text x="{place(2 ** left, 10 ** power)[0] - 4:.0f}" y="{place(2 ** left, 10 ** power)[1]:.0f}" text-anchor="end">1e{power}</text>'
+                for power in range(9) if panel == 0 and low <= math.log2(10 ** power) <= high]
+        for size in sorted({row["bytes"] for row in rows}):
+            svg.append(f'<text x="{place(size, 2 ** low)[0]:.0f}" y="234" text-anchor="middle">{size // 1024} KiB</text>')
+        for number, (way, color) in enumerate(zip(WAYS, ("#c03020", "#2060c0", "#208040"))):
+            points = [place(row["bytes"], row["micros"]["median"]) for row in rows if row["way"] == way and row["ranks"] == count]
+            svg.append(f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>'
+                       f'<text x="{66 + 230 * panel}" y="{44 + 13 * number}" fill="{color}">{WAYS[way]}</text>')
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    path.write_text("\n".join([*svg, "</svg>"]) + "\n")
     print(f"saved {path}")
 
 
