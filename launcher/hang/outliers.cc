@@ -85,8 +85,12 @@ Outliers different(const Members& members) {
                                      title_of(*most->second.front().state))};
 }
 
-/// Replays of a captured graph have numbers of their own, which cannot be compared with the others'.
+/// Replays of a captured graph have numbers of their own, which cannot be compared with the others'. A rank
+/// in send or recv waits for one other, who may be busy with something else by right.
 bool can_be_compared(const Members& members) {
+  if (std::any_of(members.begin(), members.end(),
+                  [](const Member& member) { return is_point_to_point(member.state->operation); }))
+    return false;
   const auto captured = std::count_if(members.begin(), members.end(), [](const Member& member) {
     return member.state->operation == PageOperation::kCaptured;
   });

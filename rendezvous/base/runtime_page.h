@@ -25,11 +25,20 @@ enum class PageOperation : std::uint32_t {
   kReduceScatter = 5,
   kAllocate = 6,
   kCaptured = 7,  // of a replayed CUDA graph, counted by the GPU
-  kLast = kCaptured
+  kReduce = 8,
+  kSend = 9,  // has the number of the collective that follows, as kRecv has
+  kRecv = 10,
+  kLast = kRecv
 };
-inline constexpr std::array<std::string_view, 8> kPageOperations = {
+inline constexpr std::array<std::string_view, 11> kPageOperations = {
     "none",       "barrier",        "all_reduce", "broadcast",
-    "all_gather", "reduce_scatter", "allocate",   "a captured collective"};
+    "all_gather", "reduce_scatter", "allocate",   "a captured collective",
+    "reduce",     "send",           "recv"};
+
+/// Between two ranks: the others have no part in it.
+[[nodiscard]] constexpr bool is_point_to_point(PageOperation operation) {
+  return operation == PageOperation::kSend || operation == PageOperation::kRecv;
+}
 
 enum class PageState : std::uint32_t {
   kNone = 0,

@@ -3,6 +3,7 @@
 #include <muster/worker.h>
 
 #include "tests/gpu/nccl_ranks.h"
+#include "tests/support/data_parallel_run.h"
 #include "tests/support/trainer_run.h"
 
 using namespace muster;
@@ -100,6 +101,28 @@ TEST_CASE("ranks take the GPUs that are named, or all hear which one is missing"
     const auto on_cpu = start_worker(options);
     if (!on_cpu) return text_of(on_cpu.error());
     EXPECT(describe(*on_cpu).starts_with("2 ranks (tcp) on cpu"));
+    return "";
+  });
+}
+
+TEST_CASE("DataParallel on GPUs has the losses and gradients of one GPU") {
+  // A GPU for each replica, or one for all of them. In a process of its own, as each use of CUDA here.
+  run(1, [&](int) -> std::string {
+    const auto train = [](int replicas) -> Result<Steps> {
+      std::vector<Compute> devices;
+      for (int i = 0; i < replicas; ++i) {
+        MUSTER_TRY(devices.emplace_back(), make_compute(DeviceType::kCuda, i % gpu_count()));
+      }
+      return run_data_parallel(devices, 6);
+    };
+    if (gpu_count() == 0) return kNoGpu;
+    const auto alone = train(1);
+    if (!alone) return text_of(alone.error());
+    for (const int replicas : {2, 4}) {
+      const auto parallel = train(replicas);
+      if (!parallel) return text_of(parallel.error());
+      if (const std::string wrong = compare(*parallel, *alone); !wrong.empty()) return wrong;
+    }
     return "";
   });
 }

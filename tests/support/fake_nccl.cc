@@ -48,6 +48,13 @@ using muster::testing::HostStream;
 
 constexpr int kMaxRanks = 16;
 constexpr std::size_t kSlotBytes = 64 << 10;
+constexpr std::size_t kMailBytes = 4 << 10;
+
+/// From one rank to another: `filled` chunks were put in and `taken` of them taken out.
+struct Mailbox {
+  std::atomic<std::uint64_t> filled, taken;
+  unsigned char bytes[kMailBytes];
+};
 
 /// The shared file. Every rank's slot holds one chunk of its input.
 struct Segment {
@@ -55,6 +62,7 @@ struct Segment {
   std::atomic<std::uint32_t> arrived[kMaxRanks];
   std::atomic<int> pid[kMaxRanks];
   alignas(64) unsigned char slot[kMaxRanks][kSlotBytes];
+  alignas(64) Mailbox mail[kMaxRanks][kMaxRanks];  // [from][to]
 };
 
 long from_environment(const char* name) {
@@ -126,22 +134,29 @@ bool is_alive(int pid) {
   return !exited;
 }
 
-/// False when the communicator was stopped or lost a rank meanwhile.
+/// Waits for what `peer` does. False when the communicator was stopped or lost the peer meanwhile.
+template <class Done>
+bool wait_for(OpaqueComm& comm, int peer, Done done) {
+  for (unsigned spins = 0; !done(); ++spins) {
+    if (comm.stopped) return false;
+    if (spins % 256 == 255 && !comm.deaf && !is_alive(comm.segment->pid[peer])) {
+      if (done()) break;  // its last words may have come in between
+      comm.async_error = kRemoteError;
+      while (!comm.stopped) ::usleep(200);  // the kernel that waits for a lost peer
+      return false;
+    }
+    ::sched_yield();
+  }
+  return true;
+}
+
 bool meet(OpaqueComm& comm) {
   const std::uint32_t round = ++comm.round;
   comm.segment->arrived[comm.rank].store(round, std::memory_order_release);
   for (int peer = 0; peer < comm.world; ++peer)
-    for (unsigned spins = 0; comm.segment->arrived[peer].load(std::memory_order_acquire) < round; ++spins) {
-      if (comm.stopped) return false;
-      if (spins % 256 == 255 && !comm.deaf && !is_alive(comm.segment->pid[peer])) {
-        // Its last words may have come in between.
-        if (comm.segment->arrived[peer].load(std::memory_order_acquire) >= round) break;
-        comm.async_error = kRemoteError;
-        while (!comm.stopped) ::usleep(200);  // the kernel that waits for a lost peer
-        return false;
-      }
-      ::sched_yield();
-    }
+    if (!wait_for(comm, peer,
+                  [&] { return comm.segment->arrived[peer].load(std::memory_order_acquire) >= round; }))
+      return false;
   return true;
 }
 
@@ -192,11 +207,9 @@ void reduce(const OpaqueComm& comm, DataType type, ReduceKind kind, std::size_t 
   if (type == kUint8) reduce_slots<unsigned char>(comm, kind, count, out);
 }
 
-/// Puts a collective on the stream: `chunk(offset, count)` runs between two meetings, for each part that fits
-/// a slot.
-template <class Input, class Output>
-Status enqueue(OpaqueComm* comm, void* stream, std::size_t count, std::size_t element, Input input,
-               Output output) {
+/// Puts a call on the stream: `chunks(comm)` moves the data.
+template <class Chunks>
+Status enqueue(OpaqueComm* comm, void* stream, Chunks chunks) {
   if (comm->async_error != kSuccess) return static_cast<Status>(comm->async_error.load());
   ++comm->calls;
   if (comm->calls == comm->refuse_at) {
@@ -222,17 +235,40 @@ Status enqueue(OpaqueComm* comm, void* stream, std::size_t count, std::size_t el
     }
     if (fails) comm->async_error = kRemoteError;
     while ((hangs || fails) && !comm->stopped) ::usleep(200);
-    const std::size_t part = kSlotBytes / element;
-    for (std::size_t offset = 0; offset < count && !comm->stopped; offset += part) {
-      const std::size_t here = std::min(part, count - offset);
-      std::memcpy(comm->segment->slot[comm->rank], input(offset), here * element);
-      if (!meet(*comm)) break;
-      output(offset, here);
-      if (!meet(*comm)) break;
-    }
+    chunks(*comm);
     --comm->running;
   });
   return comm->answer();
+}
+
+/// A collective: `output(offset, count)` runs between two meetings, for each part that fits a slot.
+template <class Input, class Output>
+Status enqueue(OpaqueComm* comm, void* stream, std::size_t count, std::size_t element, Input input,
+               Output output) {
+  return enqueue(comm, stream, [=](OpaqueComm& live) {
+    const std::size_t part = kSlotBytes / element;
+    for (std::size_t offset = 0; offset < count && !live.stopped; offset += part) {
+      const std::size_t here = std::min(part, count - offset);
+      std::memcpy(live.segment->slot[live.rank], input(offset), here * element);
+      if (!meet(live)) break;
+      output(offset, here);
+      if (!meet(live)) break;
+    }
+  });
+}
+
+/// One side of a transfer, chunk by chunk.
+Status enqueue_transfer(OpaqueComm* comm, void* stream, char* data, std::size_t size, int peer, bool sends) {
+  return enqueue(comm, stream, [=](OpaqueComm& live) {
+    Mailbox& mail = sends ? live.segment->mail[live.rank][peer] : live.segment->mail[peer][live.rank];
+    for (std::size_t offset = 0; offset < size; offset += kMailBytes) {
+      if (!wait_for(live, peer, [&] { return (mail.filled == mail.taken) == sends; })) break;
+      const std::size_t here = std::min(kMailBytes, size - offset);
+      std::memcpy(sends ? static_cast<void*>(mail.bytes) : data + offset,
+                  sends ? data + offset : static_cast<void*>(mail.bytes), here);
+      ++(sends ? mail.filled : mail.taken);
+    }
+  });
 }
 
 void release(OpaqueComm* comm) {
@@ -400,6 +436,29 @@ FAKE_NCCL_API Status ncclReduceScatter(const void* send, void* receive, std::siz
         reduce(*comm, type, kind, here, scratch->data() + offset * element);
         if (offset + here == all) std::memcpy(receive, scratch->data() + mine * element, count * element);
       });
+}
+
+FAKE_NCCL_API Status ncclReduce(const void* send, void* receive, std::size_t count, DataType type,
+                                ReduceKind kind, int root, Comm comm, void* stream) {
+  const std::size_t element = size_of_type(type);
+  return enqueue(
+      comm, stream, count, element,
+      [=](std::size_t offset) { return static_cast<const char*>(send) + offset * element; },
+      [=](std::size_t offset, std::size_t here) {
+        if (comm->rank == root)
+          reduce(*comm, type, kind, here, static_cast<char*>(receive) + offset * element);
+      });
+}
+
+FAKE_NCCL_API Status ncclSend(const void* send, std::size_t count, DataType type, int peer, Comm comm,
+                              void* stream) {
+  return enqueue_transfer(comm, stream, static_cast<char*>(const_cast<void*>(send)),
+                          count * size_of_type(type), peer, true);
+}
+
+FAKE_NCCL_API Status ncclRecv(void* receive, std::size_t count, DataType type, int peer, Comm comm,
+                              void* stream) {
+  return enqueue_transfer(comm, stream, static_cast<char*>(receive), count * size_of_type(type), peer, false);
 }
 
 #ifndef FAKE_NCCL_OLD

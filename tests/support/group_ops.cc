@@ -149,8 +149,9 @@ void encode(double value, DType dtype, void* element) {
 }
 
 std::string describe(const OpSpec& spec) {
-  static constexpr const char* kCalls[] = {"all_reduce", "start_all_reduce", "broadcast",
-                                           "all_gather", "reduce_scatter",   "barrier"};
+  static constexpr const char* kCalls[kNumCalls] = {
+      "all_reduce", "start_all_reduce", "broadcast", "all_gather",    "reduce_scatter",
+      "reduce",     "gather",           "scatter",   "send and recv", "barrier"};
   static constexpr const char* kReductions[] = {"sum", "avg", "min", "max", "product"};
   static constexpr const char* kWhere[] = {"private", "registered", "mixed"};
   return fmt::format("{} {} x {} {} root {} {}", kCalls[static_cast<int>(spec.call)], to_string(spec.dtype),
@@ -249,6 +250,53 @@ std::optional<std::string> OpRunner::run(const OpSpec& spec) {
         return failed(done.error());
       return compare(spec, output, spec.count, static_cast<std::size_t>(rank) * spec.count, -1);
     }
+    case Call::kReduce: {
+      std::byte* data = place(spec.where, 0, spec.count * element, 0);
+      fill(data, own, element, spec.count);
+      if (const auto done = group_.reduce({data, spec.count, spec.dtype}, spec.root, spec.reduce); !done)
+        return failed(done.error());
+      return rank == spec.root ? compare(spec, data, spec.count, 0, -1) : std::nullopt;
+    }
+    case Call::kGather: {
+      std::byte* input = place(spec.where, 0, spec.count * element, 0);
+      fill(input, own, element, spec.count);
+      Buffer output;
+      if (rank == spec.root)
+        output = {place(spec.where, 1, spec.count * element * world, 0), spec.count * world, spec.dtype};
+      if (const auto done = group_.gather({input, spec.count, spec.dtype}, output, spec.root); !done)
+        return failed(done.error());
+      for (std::size_t from = 0; rank == spec.root && from < world; ++from)
+        if (auto wrong = compare(spec, static_cast<std::byte*>(output.data) + from * spec.count * element,
+                                 spec.count, 0, static_cast<int>(from)))
+          return wrong;
+      return std::nullopt;
+    }
+    case Call::kScatter: {
+      ConstBuffer input;
+      if (rank == spec.root) {
+        std::byte* all = place(spec.where, 0, spec.count * element * world, 0);
+        for (std::size_t to = 0; to < world; ++to)
+          fill(all + to * spec.count * element, input_tile(spec, static_cast<int>(to), group_.world_size()),
+               element, spec.count);
+        input = {all, spec.count * world, spec.dtype};
+      }
+      std::byte* output = place(spec.where, 1, spec.count * element, 0);
+      if (const auto done = group_.scatter(input, {output, spec.count, spec.dtype}, spec.root); !done)
+        return failed(done.error());
+      return compare(spec, output, spec.count, 0, rank);
+    }
+    case Call::kSendAndRecv: {
+      std::byte* input = place(spec.where, 0, spec.count * element, 0);
+      std::byte* output = place(spec.where, 1, spec.count * element, 0);
+      fill(input, own, element, spec.count);
+      const int next = (rank + 1) % group_.world_size();
+      const int before = (rank + group_.world_size() - 1) % group_.world_size();
+      const auto send = [&] { return group_.send({input, spec.count, spec.dtype}, next); };
+      const auto recv = [&] { return group_.recv({output, spec.count, spec.dtype}, before); };
+      if (const auto done = rank % 2 == 0 ? send() : recv(); !done) return failed(done.error());
+      if (const auto done = rank % 2 == 0 ? recv() : send(); !done) return failed(done.error());
+      return compare(spec, output, spec.count, 0, before);
+    }
   }
   return "no such call";
 }
@@ -280,9 +328,9 @@ std::optional<std::string> OpRunner::run_overlapping(const std::vector<OpSpec>& 
 OpSpec random_spec(std::mt19937& random, int world_size, std::size_t max_bytes) {
   const auto draw = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
   OpSpec spec;
-  spec.call = static_cast<Call>(draw(6));
+  spec.call = static_cast<Call>(draw(kNumCalls));
   const bool reduces = spec.call == Call::kAllReduce || spec.call == Call::kStartAllReduce ||
-                       spec.call == Call::kReduceScatter;
+                       spec.call == Call::kReduceScatter || spec.call == Call::kReduce;
   spec.dtype = static_cast<DType>(draw(reduces ? 6 : 7));
   const bool integer = spec.dtype == DType::kInt32 || spec.dtype == DType::kInt64;
   do spec.reduce = static_cast<ReduceOp>(reduces ? draw(5) : 0);

@@ -13,14 +13,26 @@
 
 namespace muster::testing {
 
-enum class Call { kAllReduce, kStartAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
+enum class Call {
+  kAllReduce,
+  kStartAllReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kReduce,
+  kGather,
+  kScatter,
+  kSendAndRecv,  // to the next rank and from the one before
+  kBarrier
+};
+inline constexpr std::size_t kNumCalls = 10;
 enum class Where { kPrivate, kRegistered, kMixed };  // kMixed: registered on even ranks only
 
 struct OpSpec {
   Call call = Call::kAllReduce;
   DType dtype = DType::kFloat32;
   ReduceOp reduce = ReduceOp::kSum;
-  std::size_t count = 0;  // of one rank's input; of the output for kReduceScatter
+  std::size_t count = 0;  // of one rank's input; of the output for kReduceScatter and kScatter
   int root = 0;
   Where where = Where::kPrivate;
 };

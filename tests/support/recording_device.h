@@ -15,6 +15,7 @@
 
 #include <muster/process_group.h>
 
+#include "tests/support/collective_group.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/device/step_graph_plan.h"
 
@@ -143,7 +144,7 @@ class RecordingDevice final : public Device {
   std::shared_ptr<Tape> tape_;
 };
 
-class RecordingGroup final : public ProcessGroup {
+class RecordingGroup final : public test::CollectiveGroup {
  public:
   RecordingGroup(ProcessGroup& inner, std::shared_ptr<Tape> tape) : inner_(inner), tape_(std::move(tape)) {}
 

@@ -13,6 +13,8 @@
 
 #include <muster/process_group.h>
 
+#include "tests/support/collective_group.h"
+
 namespace muster::test {
 
 /// What the ranks share.
@@ -50,7 +52,7 @@ struct ThreadWorld {
   std::vector<std::string> ops;  // likewise: what each rank thinks is going on
 };
 
-class ThreadGroup final : public ProcessGroup {
+class ThreadGroup final : public CollectiveGroup {
  public:
   ThreadGroup(std::shared_ptr<ThreadWorld> world, int rank) : world_(std::move(world)), rank_(rank) {}
   ~ThreadGroup() override;

@@ -21,8 +21,7 @@ void Device::set_total_memory(std::size_t size_bytes) {
 }
 
 Result<void> Device::claim(std::size_t size_bytes) {
-  if (!cap_bytes_) return {};
-  if (size_bytes <= *cap_bytes_ - claimed_bytes_) {
+  if (!cap_bytes_ || size_bytes <= *cap_bytes_ - claimed_bytes_) {
     claimed_bytes_ += size_bytes;
     return {};
   }
@@ -79,6 +78,10 @@ int gpu_count() {
 
 std::string describe(const Compute& compute) {
   return std::string(compute->name());
+}
+
+std::size_t memory_allocated(const Compute& compute) {
+  return compute->claimed_bytes();
 }
 
 void* stream_of(const Compute& compute) {

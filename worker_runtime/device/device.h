@@ -39,6 +39,7 @@ class Device {
   /// Host memory, zeroed, that copies of the device are fastest to: pinned on CUDA. From any thread; not
   /// counted. kExhausted.
   [[nodiscard]] virtual Result<std::shared_ptr<void>> allocate_host(std::size_t size_bytes);
+  [[nodiscard]] std::size_t claimed_bytes() const { return claimed_bytes_; }
   virtual void copy_to_device(void* device, const void* host, std::size_t size_bytes) = 0;
   virtual void copy_to_host(void* host, const void* device,
                             std::size_t size_bytes) = 0;  // waits for the copy

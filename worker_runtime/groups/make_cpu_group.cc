@@ -17,22 +17,31 @@ namespace {
 /// Ranks on several hosts. Data is combined within each host (shared memory), then between the hosts' first
 /// ranks (TCP), then handed out within the hosts, so that it crosses the network once per host. Sums are
 /// taken in rank order within a host and then in host order: the same bits everywhere, but not those of a
-/// flat group.
+/// flat group. Transfers between two ranks of different hosts go over a connection of their own.
 class HierarchicalGroup final : public CpuGroup {
  public:
   /// `hosts`: global ranks per host, ascending within a host. `local`: the ranks of this host, nullptr where
-  /// there is one only. `cross`: the first rank of every host, nullptr on the others.
+  /// there is one only. `cross`: the first rank of every host, nullptr on the others. `flat`: all ranks.
   HierarchicalGroup(const CpuGroupOptions& options, std::vector<std::vector<int>> hosts,
-                    std::unique_ptr<CpuGroup> local, std::unique_ptr<CpuGroup> cross)
+                    std::unique_ptr<CpuGroup> local, std::unique_ptr<CpuGroup> cross,
+                    std::unique_ptr<CpuGroup> flat)
       : CpuGroup(options.rank, options.world_size, options.timeout),
         hosts_(std::move(hosts)),
         host_(host_of(options.rank)),
         local_(std::move(local)),
-        cross_(std::move(cross)) {}
+        cross_(std::move(cross)),
+        flat_(std::move(flat)) {}
 
   ~HierarchicalGroup() override { stop(); }
 
   std::string_view backend() const override { return "hierarchical"; }
+
+  Result<void> run_transfer(const OpContext& op, const Transfer& transfer) override {
+    if (host_of(transfer.peer) != host_) return flat_->run_transfer(op, transfer);
+    Transfer near = transfer;
+    near.peer = place_within(host_, transfer.peer);
+    return local_->run_transfer(op, near);
+  }
 
  protected:
   Result<void> run_barrier(const OpContext&) override {
@@ -46,9 +55,10 @@ class HierarchicalGroup final : public CpuGroup {
     if (op.descriptor.reduce == ReduceOp::kAvg && buffer.count != 0) {
       const void* inputs[] = {buffer.data};
       void* outputs[] = {buffer.data};
-      reduce(inputs, outputs, buffer.count, buffer.dtype, ReduceOp::kSum,
-             scale_of(ReduceOp::kAvg, world_size()));
+      groups::reduce(inputs, outputs, buffer.count, buffer.dtype, ReduceOp::kSum,
+                     scale_of(ReduceOp::kAvg, world_size()));
     }
+    // With a root, too: a rank that is not the first of its host cannot have the sum without a further step.
     MUSTER_OK(locally([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
     MUSTER_OK(between_hosts([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
     return locally([&](CpuGroup& group) { return group.broadcast(buffer, 0); });
@@ -56,9 +66,7 @@ class HierarchicalGroup final : public CpuGroup {
 
   Result<void> run_broadcast(const OpContext& op, Buffer buffer) override {
     const std::size_t source = host_of(op.descriptor.root);
-    const auto& ranks = hosts_[source];
-    const auto local_root =
-        static_cast<int>(std::find(ranks.begin(), ranks.end(), op.descriptor.root) - ranks.begin());
+    const int local_root = place_within(source, op.descriptor.root);
     if (source == host_)
       MUSTER_OK(locally([&](CpuGroup& group) { return group.broadcast(buffer, local_root); }));
     MUSTER_OK(
@@ -111,6 +119,7 @@ class HierarchicalGroup final : public CpuGroup {
     // Both: the ranks of this host wait for its first, and the first ones for each other.
     if (local_ != nullptr) local_->abort(error);
     if (cross_ != nullptr) cross_->abort(error);
+    flat_->abort(error);
   }
 
  private:
@@ -118,6 +127,10 @@ class HierarchicalGroup final : public CpuGroup {
     for (std::size_t i = 0; i < hosts_.size(); ++i)
       if (std::find(hosts_[i].begin(), hosts_[i].end(), rank) != hosts_[i].end()) return i;
     return 0;
+  }
+  int place_within(std::size_t host, int rank) const {
+    const auto& ranks = hosts_[host];
+    return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
   }
   std::size_t local_count() const { return hosts_[host_].size(); }
   bool leads() const { return hosts_[host_].front() == rank(); }
@@ -135,6 +148,7 @@ class HierarchicalGroup final : public CpuGroup {
   const std::size_t host_;
   std::unique_ptr<CpuGroup> local_;
   std::unique_ptr<CpuGroup> cross_;
+  std::unique_ptr<CpuGroup> flat_;
 };
 
 class Maker {
@@ -171,7 +185,9 @@ class Maker {
     if (mine->front() == options_.rank) {
       MUSTER_TRY(cross, tcp("between_hosts", first_ranks, options_.timeout));
     }
-    return std::make_unique<HierarchicalGroup>(options_, hosts, std::move(local), std::move(cross));
+    MUSTER_TRY(std::unique_ptr<CpuGroup> flat, tcp("flat", everybody, options_.timeout));
+    return std::make_unique<HierarchicalGroup>(options_, hosts, std::move(local), std::move(cross),
+                                               std::move(flat));
   }
 
  private:

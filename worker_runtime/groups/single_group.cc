@@ -43,6 +43,18 @@ class SingleGroup final : public ProcessGroup {
     MUSTER_OK(groups::describe_reduce_scatter(input, output, op, 1));
     return copy(input, output);
   }
+  Result<void> reduce(Buffer buffer, int root, ReduceOp op) override {
+    MUSTER_OK(groups::describe_reduce(buffer, root, op, 1));
+    return {};
+  }
+  Result<void> send(ConstBuffer buffer, int to) override {
+    MUSTER_OK(groups::describe_transfer(groups::OpKind::kSend, buffer, to, 0, 1));
+    return {};
+  }
+  Result<void> recv(Buffer buffer, int from) override {
+    MUSTER_OK(groups::describe_transfer(groups::OpKind::kRecv, buffer, from, 0, 1));
+    return {};
+  }
   Result<void> barrier() override {
     if (gpu_ == nullptr) return {};
     MUSTER_OK(gpu_->select());
@@ -67,10 +79,13 @@ class SingleGroup final : public ProcessGroup {
 
  private:
   Result<void> copy(ConstBuffer input, Buffer output) {
-    if (input.data == output.data || input.size_bytes() == 0) return {};
-    if (gpu_ == nullptr) return std::memmove(output.data, input.data, input.size_bytes()), Result<void>{};
+    return copy(output.data, input.data, input.size_bytes());
+  }
+  Result<void> copy(void* to, const void* from, std::size_t size_bytes) override {
+    if (from == to || size_bytes == 0) return {};
+    if (gpu_ == nullptr) return ProcessGroup::copy(to, from, size_bytes);
     MUSTER_OK(gpu_->select());
-    return gpu_->copy(output.data, input.data, input.size_bytes(), stream_);
+    return gpu_->copy(to, from, size_bytes, stream_);
   }
 
   const std::shared_ptr<nccl::NcclDevice> gpu_;

@@ -282,7 +282,8 @@ Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
 
 Result<void> DistributedDataParallel::ready(std::size_t offset, std::size_t& complete) {
   if (offset == complete) return {};
-  if (has_accumulated_) add(model_->grads() + offset, accumulated_ + offset, complete - offset);
+  if (has_accumulated_)
+    nn::add_on_device(*model_->compute(), model_->grads() + offset, accumulated_ + offset, complete - offset);
   complete = offset;
   return reducer_->ready(offset);
 }
@@ -292,7 +293,7 @@ Result<void> DistributedDataParallel::accumulate_locally() {
     MUSTER_TRY(void* const sums, model_->compute()->allocate(model_->arena_bytes()));
     accumulated_ = static_cast<float*>(sums);
   }
-  add(accumulated_, model_->grads(), model_->arena_elements());
+  nn::add_on_device(*model_->compute(), accumulated_, model_->grads(), model_->arena_elements());
   has_accumulated_ = true;
   return {};
 }
@@ -300,19 +301,6 @@ Result<void> DistributedDataParallel::accumulate_locally() {
 Result<void> DistributedDataParallel::broadcast_buffers() {
   if (model_->buffer_elements() == 0 || group_->world_size() == 1) return {};
   return group_->broadcast({model_->buffer_arena(), model_->buffer_elements(), DType::kFloat32}, 0);
-}
-
-void DistributedDataParallel::add(float* into, const float* from, std::size_t count) {
-  struct Sum {
-    nn::Frame frame;
-    Cast cast;
-  };
-  const Compute& compute = model_->compute();
-  Sum sum{{}, {.from = from, .to = into, .adds = true, .count = static_cast<std::int64_t>(count)}};
-  sum.frame.device = compute.get();
-  sum.frame.stream = compute->stream();
-  // Never captured: is_accumulating().
-  compute->enqueue_call(sum, [](const Sum& s) { nn::cast(s.frame, s.cast); });
 }
 
 }  // namespace muster

@@ -70,6 +70,20 @@ Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
 
 }  // namespace
 
+LossFrame loss_frame(const nn::Model& model, const nn::Plan& plan) {
+  LossFrame frame;
+  frame.device = model.compute().get();
+  frame.stream = frame.device->stream();
+  frame.output.device = frame.device->type();
+  frame.output.rank = 2;
+  frame.output.dims = {plan.batch(), elements_of(model.output_shape())};
+  frame.gradient = frame.output;
+  frame.output.data = plan.output();
+  frame.gradient.data = plan.output_gradient();
+  frame.labels = plan.labels();
+  return frame;
+}
+
 /// A batch through the model: what training and evaluation share.
 class GraphTrainer final : public Trainer {
  public:
@@ -276,16 +290,7 @@ class GraphTrainer final : public Trainer {
     const std::vector<Gathered> gathered(static_cast<std::size_t>((1 + options_.steps_per_replay) * shards()),
                                          Gathered{device_, {}});
     planned_.push_back(std::make_unique<Planned>(Planned{plan, gathered, loss_.get(), {}}));
-    LossFrame& frame = planned_.back()->frame;
-    frame.device = device_;
-    frame.stream = device_->stream();
-    frame.output.device = device_->type();
-    frame.output.rank = 2;
-    frame.output.dims = {rows, elements_of(model_->output_shape())};
-    frame.gradient = frame.output;
-    frame.output.data = plan->output();
-    frame.gradient.data = plan->output_gradient();
-    frame.labels = plan->labels();
+    LossFrame& frame = planned_.back()->frame = loss_frame(*model_, *plan);
     const bool trains = mode == nn::Mode::kTraining;
     frame.scale = trains ? &optimizer_->step_state()->loss_scale : nullptr;
     frame.totals = trains ? train_totals_ : test_totals_;

@@ -51,7 +51,7 @@ std::string run_all(ProcessGroup& group, const std::vector<OpSpec>& specs, std::
 
 std::vector<OpSpec> every_call_dtype_and_reduction(int world_size) {
   std::vector<OpSpec> specs;
-  for (const Call call : {Call::kAllReduce, Call::kStartAllReduce, Call::kReduceScatter})
+  for (const Call call : {Call::kAllReduce, Call::kStartAllReduce, Call::kReduceScatter, Call::kReduce})
     for (const DType dtype :
          {DType::kFloat32, DType::kFloat64, DType::kFloat16, DType::kBFloat16, DType::kInt32, DType::kInt64})
       for (const ReduceOp reduce :
@@ -59,9 +59,15 @@ std::vector<OpSpec> every_call_dtype_and_reduction(int world_size) {
         if (reduce == ReduceOp::kAvg && (dtype == DType::kInt32 || dtype == DType::kInt64)) continue;
         for (const Where where : {Where::kPrivate, Where::kRegistered})
           for (const std::size_t count : {std::size_t{1009}, std::size_t{20011}})
-            specs.push_back({.call = call, .dtype = dtype, .reduce = reduce, .count = count, .where = where});
+            specs.push_back({.call = call,
+                             .dtype = dtype,
+                             .reduce = reduce,
+                             .count = count,
+                             .root = world_size / 2,
+                             .where = where});
       }
-  for (const Call call : {Call::kBroadcast, Call::kAllGather})
+  for (const Call call :
+       {Call::kBroadcast, Call::kAllGather, Call::kGather, Call::kScatter, Call::kSendAndRecv})
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kInt64, DType::kUInt8})
       for (const std::size_t count : {std::size_t{0}, std::size_t{1009}, std::size_t{20013}})
         specs.push_back({.call = call, .dtype = dtype, .count = count, .root = world_size - 1});
@@ -74,7 +80,10 @@ std::vector<OpSpec> every_size() {
   for (const std::size_t bytes : {std::size_t{0}, std::size_t{4}, std::size_t{4} * 1009, std::size_t{16384},
                                   std::size_t{16388}, kMiB, kMiB + 4, kLargest})
     for (const Where where : {Where::kPrivate, Where::kRegistered, Where::kMixed})
-      specs.push_back({.call = Call::kAllReduce, .count = bytes / 4, .where = where});
+      for (const Call call : {Call::kAllReduce, Call::kReduce})
+        specs.push_back({.call = call, .count = bytes / 4, .root = 1, .where = where});
+  for (const std::size_t count : {kMiB / 16, kMiB / 4 + 1, kLargest / 4})
+    specs.push_back({.call = Call::kSendAndRecv, .count = count});
   return specs;
 }
 

@@ -109,6 +109,146 @@ TEST_CASE("two hosts: a disagreement within a host reaches every rank") {
   require_failure(outcomes[2], "Mismatch", {"rank 0 called all_reduce", "rank 1 called barrier"});
 }
 
+TEST_CASE("two ranks whose send and recv do not fit both learn who called what") {
+  const auto send = [](int to, std::size_t count) -> Operation {
+    return [=](ProcessGroup& group) {
+      const std::vector<float> data(count);
+      return group.send({data.data(), count, DType::kFloat32}, to);
+    };
+  };
+  const auto recv = [](int from, std::size_t count, DType dtype = DType::kFloat32) -> Operation {
+    return [=](ProcessGroup& group) {
+      std::vector<double> data(count);
+      return group.recv({data.data(), count, dtype}, from);
+    };
+  };
+  struct Pair {
+    Operation rank_0, rank_1;
+    std::vector<std::string> words;
+  };
+  const std::vector<Pair> cases = {
+      {send(1, 100),
+       recv(0, 99),
+       {"rank 0 called send(F32 x 100, to rank 1)", "recv(F32 x 99, from rank 0)"}},
+      {send(1, 900000), recv(0, 9), {"send(F32 x 900000, to rank 1)", "recv(F32 x 9, from rank 0)"}},
+      {recv(1, 8), send(0, 800000), {"recv(F32 x 8, from rank 1)", "rank 1 called send(F32 x 800000"}},
+      {send(1, 4), recv(0, 4, DType::kFloat64), {"send(F32 x 4, to rank 1)", "recv(F64 x 4, from rank 0)"}},
+      {send(1, 4), send(0, 4), {"rank 0 called send(F32 x 4, to", "rank 1 called send(F32 x 4, to"}},
+      {recv(1, 4), recv(0, 4), {"rank 0 called recv(F32 x 4", "rank 1 called recv(F32 x 4"}},
+      {send(1, 50000),
+       [](ProcessGroup& g) { return g.barrier(); },
+       {"rank 0 called send(F32 x 50000, to rank 1)", "rank 1 called barrier()"}},
+      {[](ProcessGroup& g) { return all_reduce(g, 100000); },
+       recv(0, 5),
+       {"rank 0 called all_reduce(F32 x 100000, sum)", "rank 1 called recv(F32 x 5, from rank 0)"}},
+  };
+  for (const Shape& shape : kShapes) {
+    // Without the third rank, whose timeout would come first, or with it on a host of its own.
+    const int world_size = shape.host_ids.empty() ? 2 : 3;
+    for (const Pair& pair : cases) {
+      INFO(shape.name << ": " << pair.words[0] << ", " << pair.words[1]);
+      const auto outcomes =
+          run_world({.world_size = world_size, .backend = shape.backend, .host_ids = shape.host_ids},
+                    [&](ProcessGroup& group) -> std::string {
+                      if (const auto before = all_reduce(group, 10); !before) return before.error().message;
+                      if (group.rank() == 2) return "";
+                      return failure_text(group, (group.rank() == 0 ? pair.rank_0 : pair.rank_1)(group));
+                    });
+      require_failure(outcomes[0], "Mismatch", pair.words);
+      require_failure(outcomes[1], "Mismatch", pair.words);
+    }
+  }
+}
+
+TEST_CASE("ranks that disagree on the root of a gather learn who called what") {
+  for (const Shape& shape : kShapes) {
+    INFO(shape.name);
+    const auto outcomes = run_world(
+        {.world_size = 2, .backend = shape.backend == Backend::kAuto ? Backend::kShm : shape.backend},
+        [](ProcessGroup& group) {
+          float in = 1;
+          float out[2] = {};
+          return failure_text(
+              group, group.gather({&in, 1, DType::kFloat32}, {out, 2, DType::kFloat32}, group.rank()));
+        });
+    for (const RankOutcome& outcome : outcomes)
+      require_failure(
+          outcome, "Mismatch",
+          {"rank 0 called recv(F32 x 1, from rank 1)", "rank 1 called recv(F32 x 1, from rank 0)"});
+  }
+}
+
+TEST_CASE("two ranks transfer data while a third is stopped") {
+  for (const Shape& shape : kShapes) {
+    INFO(shape.name);
+    const auto outcomes = run_world(
+        {.world_size = 3, .backend = shape.backend, .host_ids = shape.host_ids, .stuck_rank = 1},
+        [](ProcessGroup& group) -> std::string {
+          if (const auto done = group.barrier(); !done) return done.error().message;
+          if (group.rank() == 1) ::raise(SIGSTOP);
+          for (const std::size_t count : {std::size_t{0}, std::size_t{10}, std::size_t{1000000}}) {
+            std::vector<float> data(count, group.rank() == 0 ? 7.0F : 0.0F);
+            const Buffer buffer{data.data(), count, DType::kFloat32};
+            if (const auto done = group.rank() == 0 ? group.send(buffer, 2) : group.recv(buffer, 0); !done)
+              return done.error().message;
+            if (std::count(data.begin(), data.end(), 7.0F) != static_cast<std::ptrdiff_t>(count))
+              return "other data";
+          }
+          return "";
+        });
+    for (const std::size_t rank : {0, 2}) {
+      INFO(outcomes[rank].text);
+      REQUIRE(outcomes[rank].ended);
+      REQUIRE(outcomes[rank].text.empty());
+    }
+  }
+}
+
+TEST_CASE("a rank that is killed, leaves or is stopped is named by the one that receives from it") {
+  for (const Shape& shape : kShapes)
+    for (const int how : {SIGKILL, SIGSTOP, 0}) {
+      INFO(shape.name << ", " << how);
+      const auto outcomes =
+          run_world({.world_size = 3,
+                     .backend = shape.backend,
+                     .host_ids = shape.host_ids,
+                     .timeout = how == SIGSTOP ? 2s : 40s,
+                     .stuck_rank = 1},
+                    [&](ProcessGroup& group) -> std::string {
+                      if (const auto done = group.barrier(); !done) return done.error().message;
+                      if (group.rank() == 2) return "";
+                      if (group.rank() == 1) return how != 0 ? ::raise(how), "" : "";
+                      std::vector<float> data(1000000);
+                      return failure_text(group, group.recv({data.data(), data.size(), DType::kFloat32}, 1));
+                    });
+      require_failure(outcomes[0], how == SIGSTOP ? "Timeout" : "PeerGone",
+                      {"rank 1", "recv(F32 x 1000000, from rank 1)"});
+    }
+}
+
+TEST_CASE("a sender that is killed in the middle of data breaks the receiver's call, and the reverse") {
+  for (const Shape& shape : kShapes)
+    for (const bool sender_dies : {true, false}) {
+      INFO(shape.name << ", " << sender_dies);
+      const auto outcomes =
+          run_world({.world_size = 3, .backend = shape.backend, .host_ids = shape.host_ids, .stuck_rank = 1},
+                    [&](ProcessGroup& group) -> std::string {
+                      if (group.rank() == 2)
+                        return group.recv({nullptr, 0, DType::kFloat32}, 0) ? "" : "broken";
+                      std::vector<float> data(2000000);
+                      const Buffer buffer{data.data(), data.size(), DType::kFloat32};
+                      if (group.rank() == 1) ::alarm(1);
+                      while (true) {
+                        const bool sends = (group.rank() == 1) == sender_dies;
+                        const auto done = sends ? group.send(buffer, 1 - group.rank())
+                                                : group.recv(buffer, 1 - group.rank());
+                        if (!done) return failure_text(group, done);
+                      }
+                    });
+      require_failure(outcomes[0], "PeerGone", {"rank 1"});
+    }
+}
+
 TEST_CASE("a rank that is killed is named by all others") {
   for (const Shape& shape : kShapes)
     for (const std::size_t count : {std::size_t{10}, std::size_t{1000000}}) {
@@ -222,6 +362,11 @@ TEST_CASE("an argument error is found before anything is sent and leaves the gro
     if (group.all_reduce({numbers, 4, DType::kInt32}, ReduceOp::kAvg))
       return "an integer average was not refused";
     if (group.broadcast({numbers, 4, DType::kInt32}, 2)) return "root 2 of 2 was not refused";
+    if (group.reduce({numbers, 4, DType::kInt32}, -1)) return "root -1 was not refused";
+    if (group.send({numbers, 4, DType::kInt32}, group.rank())) return "a send to itself was not refused";
+    if (group.recv({numbers, 4, DType::kInt32}, 2)) return "a recv from rank 2 of 2 was not refused";
+    if (group.rank() == 0 && group.gather({numbers, 2, DType::kInt32}, {numbers, 2, DType::kInt32}, 0))
+      return "a gather's output of the wrong size was not refused";
     if (group.all_gather(ConstBuffer(numbers, 2, DType::kInt32), Buffer{numbers, 3, DType::kInt32}))
       return "an output of the wrong size was not refused";
     const auto done = group.barrier();

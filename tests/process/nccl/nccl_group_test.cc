@@ -112,6 +112,33 @@ std::string all_collectives(Member& member, int rank, int size, std::size_t coun
                                     ReduceOp::kSum));
   member.stream.synchronize();
   for (const T value : mine) EXPECT(value == static_cast<T>(rank * size));
+
+  for (T& value : values) value = static_cast<T>(rank);
+  STEP(member.group->reduce({values.data(), count, dtype}, size - 1));
+  member.stream.synchronize();
+  for (const T value : values) EXPECT(rank != size - 1 || value == static_cast<T>(size * (size - 1) / 2));
+
+  const bool is_root = rank == size - 1;
+  for (T& value : mine) value = static_cast<T>(rank + 3);
+  STEP(member.group->gather({mine.data(), count, dtype},
+                            is_root ? Buffer{gathered.data(), gathered.size(), dtype} : Buffer{}, size - 1));
+  STEP(member.group->scatter(is_root ? ConstBuffer{gathered.data(), gathered.size(), dtype} : ConstBuffer{},
+                             {values.data(), count, dtype}, size - 1));
+  member.stream.synchronize();
+  for (std::size_t i = 0; is_root && i < gathered.size(); ++i)
+    EXPECT(gathered[i] == static_cast<T>(i / count + 3));
+  for (const T value : values) EXPECT(value == static_cast<T>(rank + 3));
+
+  if (size == 1) return "";
+  for (T& value : mine) value = static_cast<T>(rank);
+  const auto send = [&] { return member.group->send({mine.data(), count, dtype}, (rank + 1) % size); };
+  const auto recv = [&] {
+    return member.group->recv({values.data(), count, dtype}, (rank + size - 1) % size);
+  };
+  STEP(rank % 2 == 0 ? send() : recv());
+  STEP(rank % 2 == 0 ? recv() : send());
+  member.stream.synchronize();
+  for (const T value : values) EXPECT(value == static_cast<T>((rank + size - 1) % size));
   STEP(member.group->barrier());
   return "";
 }
@@ -307,18 +334,18 @@ TEST_CASE("an NCCL without its own allocator works") {
   const TemporaryDirectory directory;
   require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
     log_to(directory, rank);
-    ::setenv("MUSTER_FAKE_NCCL_ERROR_AT", "10", 1);
+    ::setenv("MUSTER_FAKE_NCCL_ERROR_AT", "15", 1);
     {
       Member member;
       STEP(member.join({&directory, 2, Millis(20'000), FAKE_NCCL_OLD}, rank));
       if (std::string text = all_collectives<float>(member, rank, 2, 10); !text.empty())
-        return text;  // six of them
+        return text;  // seven of them, and two sends and two recvs
       const auto memory = member.group->allocate(100);
       EXPECT(memory);
       std::vector<float> values(10, 1.0F);
       for (int i = 0; i < 3; ++i) STEP(member.group->all_reduce({values.data(), 10, DType::kFloat32}));
       const auto failed = member.group->barrier();
-      EXPECT(!failed && failed.error().message.find("barrier #10") != std::string::npos);
+      EXPECT(!failed && failed.error().message.find("barrier #11") != std::string::npos);
       EXPECT(failed.error().message.find("NCCL 2.18.3") != std::string::npos);
     }
     EXPECT(log_of(directory, rank) == "abort\n");

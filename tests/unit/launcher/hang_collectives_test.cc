@@ -142,6 +142,16 @@ TEST_CASE("the count of a captured graph and the numbers of other collectives ar
   REQUIRE(find_outliers(replays).ranks == Ranks{1});
 }
 
+TEST_CASE("ranks in send and recv are not compared with the others of their group") {
+  const auto in = [](PageOperation operation) { return word(operation, 7, PageState::kBegun, 64); };
+  const std::vector pipeline{at(0, {in(PageOperation::kSend)}), at(1, {in(PageOperation::kRecv)}),
+                             at(2, {in(PageOperation::kRecv)})};
+  REQUIRE(find_outliers(pipeline) == Outliers{});
+  const std::vector ahead{at(0, {in(PageOperation::kRecv)}), at(1, {after_all_reduce(5)})};
+  REQUIRE(find_outliers(ahead) == Outliers{});
+  REQUIRE(describe(in(PageOperation::kRecv)) == "recv #7 of 64 B (begun, not finished)");
+}
+
 TEST_CASE("ranks that wait for each other in two groups: the few are named") {
   const auto gpu = [](std::uint64_t sequence, PageState state) {
     return word(PageOperation::kBarrier, sequence, state, 0, "gpu");

@@ -2,6 +2,7 @@
 #include "worker_runtime/groups/base/collective.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -44,6 +45,13 @@ Result<void> check_memory(std::string_view what, const void* data, std::size_t c
 
 }  // namespace
 
+Result<void> check_root(std::string_view what, int root, int world_size) {
+  if (root < 0 || root >= world_size)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} rank {}: the group's ranks are 0 to {}", what, root, world_size - 1));
+  return {};
+}
+
 std::string describe(const OpDescriptor& d) {
   switch (d.kind) {
     case OpKind::kBarrier:
@@ -54,6 +62,13 @@ std::string describe(const OpDescriptor& d) {
       return fmt::format("broadcast({} x {}, root {})", to_string(d.dtype), d.count, d.root);
     case OpKind::kAllGather:
       return fmt::format("all_gather({} x {})", to_string(d.dtype), d.count);
+    case OpKind::kReduce:
+      return fmt::format("reduce({} x {}, {}, root {})", to_string(d.dtype), d.count, name_of(d.reduce),
+                         d.root);
+    case OpKind::kSend:
+    case OpKind::kRecv:
+      return fmt::format("{}({} x {}, {} rank {})", name_of(d.kind), to_string(d.dtype), d.count,
+                         d.kind == OpKind::kSend ? "to" : "from", d.root);
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter:
       break;
@@ -77,6 +92,24 @@ std::optional<std::string> find_mismatch(std::span<const OpDescriptor> descripto
   return std::nullopt;
 }
 
+std::optional<std::string> find_mismatch(const OpDescriptor& own, int rank, const OpDescriptor& theirs,
+                                         int other) {
+  if (!is_point_to_point(own.kind)) return find_mismatch(std::array{own, theirs}, std::array{rank, other});
+  OpDescriptor expected = own;
+  expected.kind = own.kind == OpKind::kSend ? OpKind::kRecv : OpKind::kSend;
+  expected.root = rank;
+  if (theirs == expected) return std::nullopt;
+  const auto call = [](const OpDescriptor& d, int caller) {
+    return fmt::format("rank {} called {} after {} collectives", caller, describe(d), d.sequence);
+  };
+  std::string calls[] = {call(own, rank), call(theirs, other)};
+  if (other < rank) std::swap(calls[0], calls[1]);
+  return fmt::format(
+      "two ranks disagree: {}, {}; a send and its recv have the same type, size and place "
+      "between the collectives",
+      calls[0], calls[1]);
+}
+
 Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op) {
   MUSTER_OK(check_reduction("all_reduce", buffer.dtype, op));
   MUSTER_OK(check_memory("all_reduce", buffer.data, buffer.count));
@@ -85,9 +118,7 @@ Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op) {
 
 Result<OpDescriptor> describe_broadcast(const Buffer& buffer, int root, int world_size) {
   MUSTER_OK(check_memory("broadcast", buffer.data, buffer.count));
-  if (root < 0 || root >= world_size)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("broadcast from rank {}: the group's ranks are 0 to {}", root, world_size - 1));
+  MUSTER_OK(check_root("broadcast from", root, world_size));
   return OpDescriptor{.count = buffer.count, .kind = OpKind::kBroadcast, .dtype = buffer.dtype, .root = root};
 }
 
@@ -119,6 +150,24 @@ Result<OpDescriptor> describe_reduce_scatter(const ConstBuffer& input, const Buf
       .count = input.count, .kind = OpKind::kReduceScatter, .dtype = input.dtype, .reduce = op};
 }
 
+Result<OpDescriptor> describe_reduce(const Buffer& buffer, int root, ReduceOp op, int world_size) {
+  MUSTER_OK(check_reduction("reduce", buffer.dtype, op));
+  MUSTER_OK(check_memory("reduce", buffer.data, buffer.count));
+  MUSTER_OK(check_root("reduce to", root, world_size));
+  return OpDescriptor{
+      .count = buffer.count, .kind = OpKind::kReduce, .dtype = buffer.dtype, .reduce = op, .root = root};
+}
+
+Result<OpDescriptor> describe_transfer(OpKind kind, const ConstBuffer& buffer, int peer, int rank,
+                                       int world_size) {
+  MUSTER_OK(check_memory(name_of(kind), buffer.data, buffer.count));
+  MUSTER_OK(check_root(kind == OpKind::kSend ? "send to" : "recv from", peer, world_size));
+  if (peer == rank)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} with rank {}: that is this rank itself", name_of(kind), peer));
+  return OpDescriptor{.count = buffer.count, .kind = kind, .dtype = buffer.dtype, .root = peer};
+}
+
 Slice slice_of(std::size_t count, std::size_t element_bytes, int index, int parts) {
   const std::size_t line = std::max<std::size_t>(kCacheLine / element_bytes, 1);
   const std::size_t even = (count + static_cast<std::size_t>(parts) - 1) / static_cast<std::size_t>(parts);
@@ -141,3 +190,41 @@ std::string rank_list(std::span<const int> ranks) {
 }
 
 }  // namespace muster::groups
+
+namespace muster {
+
+Result<void> ProcessGroup::copy(void* to, const void* from, std::size_t size_bytes) {
+  if (size_bytes != 0) std::memmove(to, from, size_bytes);
+  return {};
+}
+
+Result<void> ProcessGroup::exchange(std::string_view what, Buffer part, Buffer whole, int root) {
+  MUSTER_OK(groups::check_root(fmt::format("{} with root", what), root, world_size()));
+  const bool gathers = what == "gather";
+  if (rank() != root) return gathers ? send(part, root) : recv(part, root);
+  const std::size_t all = part.count * static_cast<std::size_t>(world_size());
+  if (whole.count != all || whole.dtype != part.dtype)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} of {} x {} with {} ranks needs {} at the root, not {} x {}", what,
+                            to_string(part.dtype), part.count, world_size(), all, to_string(whole.dtype),
+                            whole.count));
+  for (int peer = 0; peer < world_size(); ++peer) {
+    auto* const at = static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(peer) * part.size_bytes();
+    const Buffer place{at, part.count, part.dtype};
+    if (peer != root)
+      MUSTER_OK(gathers ? recv(place, peer) : send(place, peer));
+    else
+      MUSTER_OK(gathers ? copy(at, part.data, part.size_bytes()) : copy(part.data, at, part.size_bytes()));
+  }
+  return {};
+}
+
+Result<void> ProcessGroup::gather(ConstBuffer input, Buffer output, int root) {
+  return exchange("gather", {const_cast<void*>(input.data), input.count, input.dtype}, output, root);
+}
+
+Result<void> ProcessGroup::scatter(ConstBuffer input, Buffer output, int root) {
+  return exchange("scatter", output, {const_cast<void*>(input.data), input.count, input.dtype}, root);
+}
+
+}  // namespace muster

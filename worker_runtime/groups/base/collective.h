@@ -16,18 +16,33 @@
 
 namespace muster::groups {
 
-enum class OpKind : std::uint8_t { kBarrier, kAllReduce, kBroadcast, kAllGather, kReduceScatter, kAllocate };
+enum class OpKind : std::uint8_t {
+  kBarrier,
+  kAllReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAllocate,
+  kReduce,
+  kSend,
+  kRecv
+};
+
+/// Between two ranks only.
+[[nodiscard]] constexpr bool is_point_to_point(OpKind kind) {
+  return kind == OpKind::kSend || kind == OpKind::kRecv;
+}
 
 /// Equal on every rank, or the ranks disagree. Travels through shared memory and sockets as it is: no
 /// padding.
 struct OpDescriptor {
-  std::uint64_t sequence = 0;  // operations of this group before this one
+  std::uint64_t sequence = 0;  // collectives of this group before this operation
   std::uint64_t count = 0;     // elements; bytes for kAllocate
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUInt8;
   ReduceOp reduce = ReduceOp::kSum;
   std::uint8_t reserved = 0;
-  std::int32_t root = -1;  // kBroadcast
+  std::int32_t root = -1;  // of collectives that have one; kSend, kRecv: the other rank
 
   friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
 };
@@ -35,9 +50,10 @@ static_assert(sizeof(OpDescriptor) == 24);
 
 /// What the launcher reads of it.
 [[nodiscard]] constexpr PageOperation page_operation(OpKind kind) {
-  return static_cast<PageOperation>(static_cast<std::uint32_t>(kind) + 1);
+  return static_cast<PageOperation>(static_cast<std::uint32_t>(kind) + (kind > OpKind::kAllocate ? 2 : 1));
 }
 static_assert(page_operation(OpKind::kAllocate) == PageOperation::kAllocate);
+static_assert(page_operation(OpKind::kRecv) == PageOperation::kRecv);
 
 /// "all_reduce(F32 x 100, sum)"
 [[nodiscard]] std::string describe(const OpDescriptor& descriptor);
@@ -47,13 +63,23 @@ static_assert(page_operation(OpKind::kAllocate) == PageOperation::kAllocate);
 [[nodiscard]] std::optional<std::string> find_mismatch(std::span<const OpDescriptor> descriptors,
                                                        std::span<const int> ranks);
 
+/// The same between two ranks: nothing if `theirs` is the other side of `own`, which rank `rank` called.
+[[nodiscard]] std::optional<std::string> find_mismatch(const OpDescriptor& own, int rank,
+                                                       const OpDescriptor& theirs, int other);
+
 // Arguments of a call, before anything is sent. kInvalidArgument.
+[[nodiscard]] Result<void> check_root(std::string_view what, int root, int world_size);
 [[nodiscard]] Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op);
 [[nodiscard]] Result<OpDescriptor> describe_broadcast(const Buffer& buffer, int root, int world_size);
 [[nodiscard]] Result<OpDescriptor> describe_all_gather(const ConstBuffer& input, const Buffer& output,
                                                        int world_size);
 [[nodiscard]] Result<OpDescriptor> describe_reduce_scatter(const ConstBuffer& input, const Buffer& output,
                                                            ReduceOp op, int world_size);
+[[nodiscard]] Result<OpDescriptor> describe_reduce(const Buffer& buffer, int root, ReduceOp op,
+                                                   int world_size);
+/// `kind`: kSend to, or kRecv from, `peer`.
+[[nodiscard]] Result<OpDescriptor> describe_transfer(OpKind kind, const ConstBuffer& buffer, int peer,
+                                                     int rank, int world_size);
 
 /// Elements [begin, end).
 struct Slice {

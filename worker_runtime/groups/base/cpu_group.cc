@@ -25,7 +25,8 @@ void CpuGroup::stop() {
 }
 
 OpContext CpuGroup::next_context(OpDescriptor descriptor) {
-  descriptor.sequence = sequence_++;
+  descriptor.sequence = sequence_;
+  if (!is_point_to_point(descriptor.kind)) ++sequence_;
   return {.descriptor = descriptor, .deadline = {}, .may_spin = true};
 }
 
@@ -89,6 +90,26 @@ Result<void> CpuGroup::reduce_scatter(ConstBuffer input, Buffer output, ReduceOp
   MUSTER_TRY(const OpDescriptor descriptor, describe_reduce_scatter(input, output, op, world_size_));
   return run_now(descriptor,
                  [&](const OpContext& context) { return run_reduce_scatter(context, input, output); });
+}
+
+Result<void> CpuGroup::reduce(Buffer buffer, int root, ReduceOp op) {
+  MUSTER_TRY(const OpDescriptor descriptor, describe_reduce(buffer, root, op, world_size_));
+  return run_now(descriptor, [&](const OpContext& context) { return run_all_reduce(context, buffer); });
+}
+
+Result<void> CpuGroup::send(ConstBuffer buffer, int to) {
+  return begin_transfer(OpKind::kSend, buffer, to);
+}
+
+Result<void> CpuGroup::recv(Buffer buffer, int from) {
+  return begin_transfer(OpKind::kRecv, buffer, from);
+}
+
+Result<void> CpuGroup::begin_transfer(OpKind kind, const ConstBuffer& buffer, int peer) {
+  MUSTER_TRY(const OpDescriptor descriptor, describe_transfer(kind, buffer, peer, rank_, world_size_));
+  const Transfer transfer{peer, static_cast<std::byte*>(const_cast<void*>(buffer.data)), buffer.size_bytes(),
+                          kind == OpKind::kSend};
+  return run_now(descriptor, [&](const OpContext& context) { return run_transfer(context, transfer); });
 }
 
 Result<void> CpuGroup::barrier() {

@@ -53,6 +53,14 @@ class GroupFailure {
   std::optional<Error> first_;
 };
 
+/// What this rank gives to, or takes from, another within an operation.
+struct Transfer {
+  int peer = 0;  // of this group
+  std::byte* data = nullptr;
+  std::size_t size = 0;  // bytes
+  bool sends = false;
+};
+
 class CpuGroup : public ProcessGroup {
  public:
   [[nodiscard]] int rank() const final { return rank_; }
@@ -63,8 +71,15 @@ class CpuGroup : public ProcessGroup {
   [[nodiscard]] Result<void> broadcast(Buffer buffer, int root) final;
   [[nodiscard]] Result<void> all_gather(ConstBuffer input, Buffer output) final;
   [[nodiscard]] Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) final;
+  [[nodiscard]] Result<void> reduce(Buffer buffer, int root, ReduceOp op) final;
+  [[nodiscard]] Result<void> send(ConstBuffer buffer, int to) final;
+  [[nodiscard]] Result<void> recv(Buffer buffer, int from) final;
   [[nodiscard]] Result<void> barrier() final;
   [[nodiscard]] Result<void*> allocate(std::size_t size_bytes) final;
+
+  /// As part of `context`'s operation, which may be that of a group around this one. The two sides compare
+  /// their descriptors first.
+  virtual Result<void> run_transfer(const OpContext& context, const Transfer& transfer) = 0;
 
   /// Breaks the group with this error, here and, as far as they can be told, at the other ranks. Thread-safe.
   void abort(Error error);
@@ -78,6 +93,7 @@ class CpuGroup : public ProcessGroup {
   /// No started operation runs after this.
   void stop();
 
+  /// With a root in the descriptor only that rank needs the result.
   virtual Result<void> run_all_reduce(const OpContext& context, Buffer buffer) = 0;
   virtual Result<void> run_broadcast(const OpContext& context, Buffer buffer) = 0;
   virtual Result<void> run_all_gather(const OpContext& context, ConstBuffer input, Buffer output) = 0;
@@ -95,6 +111,7 @@ class CpuGroup : public ProcessGroup {
   /// Runs one collective after everything that was started, keeping and telling its failure.
   template <class Run>
   auto run_now(OpDescriptor descriptor, Run run) -> decltype(run(OpContext{}));
+  Result<void> begin_transfer(OpKind kind, const ConstBuffer& buffer, int peer);
   OpContext next_context(OpDescriptor descriptor);
   void begin(OpContext& context);
   template <class T>

@@ -87,6 +87,9 @@ struct NcclApi {
   Status (*broadcast)(const void*, void*, std::size_t, DataType, int, Comm, void*) = nullptr;
   Status (*all_gather)(const void*, void*, std::size_t, DataType, Comm, void*) = nullptr;
   Status (*reduce_scatter)(const void*, void*, std::size_t, DataType, ReduceKind, Comm, void*) = nullptr;
+  Status (*reduce)(const void*, void*, std::size_t, DataType, ReduceKind, int, Comm, void*) = nullptr;
+  Status (*send)(const void*, std::size_t, DataType, int, Comm, void*) = nullptr;
+  Status (*recv)(void*, std::size_t, DataType, int, Comm, void*) = nullptr;
   Status (*mem_alloc)(void**, std::size_t) = nullptr;  // since 2.19; null before
   Status (*mem_free)(void*) = nullptr;                 // with mem_alloc
 

@@ -35,13 +35,13 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
     return fail(ErrorCode::kUnsupported, "load NCCL: " + library.path() + " is version " +
                                              api.version_text() +
                                              ", muster needs 2.18 or newer; install a newer libnccl2");
-  MUSTER_OK(library.load(api.get_unique_id, "ncclGetUniqueId", api.comm_init_rank_config,
-                         "ncclCommInitRankConfig", api.comm_finalize, "ncclCommFinalize", api.comm_destroy,
-                         "ncclCommDestroy", api.comm_abort, "ncclCommAbort", api.comm_get_async_error,
-                         "ncclCommGetAsyncError", api.get_error_string, "ncclGetErrorString",
-                         api.get_last_error, "ncclGetLastError", api.all_reduce, "ncclAllReduce",
-                         api.broadcast, "ncclBroadcast", api.all_gather, "ncclAllGather", api.reduce_scatter,
-                         "ncclReduceScatter"));
+  MUSTER_OK(library.load(
+      api.get_unique_id, "ncclGetUniqueId", api.comm_init_rank_config, "ncclCommInitRankConfig",
+      api.comm_finalize, "ncclCommFinalize", api.comm_destroy, "ncclCommDestroy", api.comm_abort,
+      "ncclCommAbort", api.comm_get_async_error, "ncclCommGetAsyncError", api.get_error_string,
+      "ncclGetErrorString", api.get_last_error, "ncclGetLastError", api.all_reduce, "ncclAllReduce",
+      api.broadcast, "ncclBroadcast", api.all_gather, "ncclAllGather", api.reduce_scatter,
+      "ncclReduceScatter", api.reduce, "ncclReduce", api.send, "ncclSend", api.recv, "ncclRecv"));
   library.load_optional(api.mem_alloc, "ncclMemAlloc");
   library.load_optional(api.mem_free, "ncclMemFree");
   if (api.mem_free == nullptr) api.mem_alloc = nullptr;
@@ -83,9 +83,10 @@ struct Collective {
   std::size_t count = 0;  // as NCCL counts for this kind
   DataType type = kFloat32;
   ReduceKind reduce = kSum;
-  int root = -1;  // of a broadcast
+  int root = -1;  // of those that have one; the other rank of a send or recv
   PageOperation operation = PageOperation::kAllReduce;
   std::uint64_t sequence = 0;
+  std::uint64_t order = 0;  // among all of this rank: a send has the sequence of the collective after it
   std::uint64_t size_bytes = 0;
   std::string name;       // "all_reduce #5 of 1024 F32"
   bool captured = false;  // becomes part of a CUDA graph: its events may not be queried
@@ -172,7 +173,7 @@ class NcclCommThread {
   bool has_captured_ = false;
   std::string last_name_ = "start";
   std::string last_captured_;
-  std::uint64_t told_ = 0;  // sequence of the collective in the record; 0: a captured one
+  std::uint64_t told_ = 0;  // order of the collective in the record; 0: a captured one
   std::deque<std::shared_ptr<Collective>> outstanding_;
 
   // Shared.
@@ -436,13 +437,19 @@ Status NcclCommThread::call(const Collective& c) {
       return api_.all_gather(c.send, c.receive, c.count, c.type, comm_, stream_);
     case PageOperation::kReduceScatter:
       return api_.reduce_scatter(c.send, c.receive, c.count, c.type, c.reduce, comm_, stream_);
+    case PageOperation::kReduce:
+      return api_.reduce(c.send, c.receive, c.count, c.type, c.reduce, c.root, comm_, stream_);
+    case PageOperation::kSend:
+      return api_.send(c.send, c.count, c.type, c.root, comm_, stream_);
+    case PageOperation::kRecv:
+      return api_.recv(c.receive, c.count, c.type, c.root, comm_, stream_);
     default:  // a barrier is one, too
       return api_.all_reduce(c.send, c.receive, c.count, c.type, c.reduce, comm_, stream_);
   }
 }
 
 void NcclCommThread::tell_of(const Collective& c) {
-  told_ = c.sequence;
+  told_ = c.order;
   options_.record.begin(c.operation, c.sequence, c.size_bytes, c.root);
 }
 
@@ -503,7 +510,7 @@ void NcclCommThread::watch() {
     if (!outstanding_.empty()) {
       tell_of(*outstanding_.front());
     } else {
-      if (told_ != finished->sequence) tell_of(*finished);
+      if (told_ != finished->order) tell_of(*finished);
       options_.record.end(true);
     }
   }
@@ -545,10 +552,15 @@ void NcclCommThread::watch_peers() {
   if (now - looked_ < kWatchPause) return;
   looked_ = now;
   look_at_peers();
-  // A broadcast's root may be done and gone while this rank's stream has not come to it; every other
-  // collective needs all ranks to the end.
-  const bool waits = last_begun_ != last_finished_ ||
-                     (!outstanding_.empty() && outstanding_.front()->operation != PageOperation::kBroadcast);
+  // Where data goes one way only the rank that gave it may be done and gone while this rank's stream has not
+  // come to it; every other collective needs all ranks to the end, and a send the one that takes it.
+  const auto needs_all = [&](const Collective& c) {
+    if (c.operation == PageOperation::kSend)
+      return std::find(ended_.begin(), ended_.end(), c.root) != ended_.end();
+    return c.root < 0;
+  };
+  const bool waits =
+      last_begun_ != last_finished_ || (!outstanding_.empty() && needs_all(*outstanding_.front()));
   if (!ended_.empty() && waits && now - progress_ > kPeerGrace)
     (void)drive(Event::kPeerEnded, kSuccess, outstanding_.empty() ? captured_name() : oldest_name());
 }
@@ -733,6 +745,18 @@ class NcclGroup final : public ProcessGroup {
         make(groups::describe_reduce_scatter(input, output, op, settings_.world_size), input.data, output));
   }
 
+  Result<void> reduce(Buffer buffer, int root, ReduceOp op) override {
+    return run(make(groups::describe_reduce(buffer, root, op, settings_.world_size), buffer.data, buffer));
+  }
+
+  Result<void> send(ConstBuffer buffer, int to) override {
+    return transfer(groups::OpKind::kSend, buffer.data, {nullptr, buffer.count, buffer.dtype}, to);
+  }
+
+  Result<void> recv(Buffer buffer, int from) override {
+    return transfer(groups::OpKind::kRecv, buffer.data, buffer, from);
+  }
+
   Result<void> barrier() override {
     MUSTER_TRY(auto made, make(groups::OpDescriptor{}, barrier_word_, {barrier_word_, 1, DType::kInt32}));
     if (made->captured)
@@ -801,11 +825,17 @@ class NcclGroup final : public ProcessGroup {
     made->type = type_of(output.dtype);
     made->reduce = kind_of(checked->reduce);
     made->root = checked->root;
-    made->sequence = ++sequence_;
+    const bool is_transfer = groups::is_point_to_point(checked->kind);
+    if (!is_transfer) ++sequence_;
+    made->sequence = sequence_ + (is_transfer ? 1 : 0);
+    made->order = ++order_;
     made->size_bytes = checked->kind == groups::OpKind::kBarrier ? 0 : output.size_bytes();
     made->name = std::string(kPageOperations.at(static_cast<std::size_t>(made->operation))) + " #" +
-                 std::to_string(sequence_) + " of " + std::to_string(output.count) + " " +
+                 std::to_string(made->sequence) + " of " + std::to_string(output.count) + " " +
                  std::string(to_string(output.dtype));
+    if (is_transfer)
+      made->name +=
+          (checked->kind == groups::OpKind::kSend ? " to rank " : " from rank ") + std::to_string(made->root);
     MUSTER_TRY(made->captured, device_->is_capturing(stream_));
     return made;
   }
@@ -826,6 +856,18 @@ class NcclGroup final : public ProcessGroup {
     return std::make_unique<NcclWork>(thread_, device_, stream_, std::move(made));
   }
 
+  Result<void> copy(void* to, const void* from, std::size_t size_bytes) override {
+    if (from == to || size_bytes == 0) return {};
+    MUSTER_OK(device_->select());
+    return device_->copy(to, from, size_bytes, stream_);
+  }
+
+  Result<void> transfer(groups::OpKind kind, const void* data, Buffer buffer, int peer) {
+    return run(make(groups::describe_transfer(kind, {data, buffer.count, buffer.dtype}, peer, settings_.rank,
+                                              settings_.world_size),
+                    data, buffer));
+  }
+
   Result<void> run(Result<std::shared_ptr<Collective>> made) {
     if (!made) return fail(std::move(made).error());
     MUSTER_TRY(auto work, submit(*std::move(made)));
@@ -840,7 +882,8 @@ class NcclGroup final : public ProcessGroup {
   std::shared_ptr<NcclCommThread> thread_;
   std::vector<std::pair<void*, bool>> blocks_;  // memory, from NCCL's allocator?
   void* barrier_word_ = nullptr;
-  std::uint64_t sequence_ = 0;
+  std::uint64_t sequence_ = 0;  // of collectives
+  std::uint64_t order_ = 0;     // of everything
 };
 
 }  // namespace

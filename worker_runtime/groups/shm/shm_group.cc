@@ -3,7 +3,13 @@
 // - A slot is used in turns of two. Use u+2 overwrites use u's slot, after the barrier of use u+1, to which a
 // member
 //   comes only when it has finished reading use u.
-// - An announcement is overwritten two operations later, for the same reason.
+// - An announcement is overwritten by the next but one, for the same reason.
+// - A transfer goes through the two halves of the sender's next slot, which nobody reads any more: the use
+// before
+//   the last one ended with the last barrier. The sender returns only when the receiver has taken everything.
+// - Both sides of a transfer say what they call, and each reads the other's words before it touches data. A
+// member
+//   overwrites its words with those of its next transfer, when the other has read them.
 #include "worker_runtime/groups/shm/shm_group.h"
 
 #include <algorithm>
@@ -26,7 +32,8 @@ namespace {
 // What lies where in the control segment: header, one line per member, staging slots. Plain memory that
 // starts as zeros; every word that two processes touch at once is a lock-free atomic.
 
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free,
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free &&
+                  std::atomic<std::uint64_t>::is_always_lock_free,
               "atomics in shared memory must not use a lock");
 
 /// The first failure of any member, told to all.
@@ -64,9 +71,16 @@ struct ShmMember {
   std::atomic<std::uint32_t> cpu;                   // on which it last arrived
   std::uint32_t pid;
   std::uint32_t rank;
-  std::uint64_t pid_namespace;  // 0: unknown
-  cpu_set_t cpus;               // where it may run
-  /// Of the operation with this parity: a member may be one operation ahead of another that still reads.
+  std::uint64_t pid_namespace;                      // 0: unknown
+  cpu_set_t cpus;                                   // where it may run
+  alignas(128) std::atomic<std::uint32_t> changes;  // counts what this member stores in the next four words
+  std::atomic<std::uint32_t> sleepers;              // others that wait for a change
+  std::atomic<std::uint64_t> call;    // 1 + the other member, << 32, + the number of transfers with it before
+  std::atomic<std::uint64_t> pieces;  // that this member has put into its slot or taken from another's
+  OpDescriptor transfer;              // these three are of `call`, and stored before it
+  std::uint64_t first_piece;
+  std::uint64_t slot_use;
+  /// By turns: a member may be one announcement ahead of another that still reads the last one.
   alignas(128) Announcement announcements[2];
 };
 
@@ -82,6 +96,8 @@ struct ShmLayout {
     return slots_begin() + (member * 2 + use % 2) * slot_bytes;
   }
 };
+
+constexpr std::uint32_t kFailedBit = 1;  // of ShmHeader::phase
 
 /// ShmBarrier: the meeting point of an shm group's members, and where their failures are told.
 /// arrive_and_wait() spins for a moment, then sleeps on a futex that processes share (std::atomic::wait is
@@ -101,6 +117,16 @@ class ShmBarrier {
   /// kPeerGone, kTimeout with the ranks concerned, or the failure that another member told.
   [[nodiscard]] Result<void> arrive_and_wait(Instant deadline, bool may_spin);
 
+  /// Waits until `ready()` holds of what `peer` stores; it counts changes() after each store.
+  template <class Ready>
+  [[nodiscard]] Result<void> wait_for(std::size_t peer, Instant deadline, bool may_spin, Ready ready);
+  void tell_change();
+
+  /// `peer` is in a collective that this member has not come to.
+  [[nodiscard]] bool is_ahead(std::size_t peer) const {
+    return members_[peer].arrived.load(std::memory_order_acquire) != phase_;
+  }
+
   /// Sets the failure that every member reports from now on, unless there is one.
   void tell_failure(const Error& error);
 
@@ -108,13 +134,21 @@ class ShmBarrier {
   void leave();
 
  private:
+  [[nodiscard]] bool has_failed() const {
+    return (header_.phase.load(std::memory_order_acquire) & kFailedBit) != 0;
+  }
   /// A member that has not arrived for `target` was last seen on this core.
   [[nodiscard]] bool shares_core(std::uint32_t target, std::uint32_t cpu) const;
-  [[nodiscard]] Result<void> sleep_until(std::uint32_t target, Instant deadline);
+  struct Words {
+    std::atomic<std::uint32_t>&changing, &sleepers;
+  };
+  /// `ready()` holds only after a change; `awaits(i)`: while member i has not done its part.
+  template <class Ready, class Awaits>
+  [[nodiscard]] Result<void> sleep_until(Words words, Instant deadline, Ready ready, Awaits awaits);
   [[nodiscard]] Error told_failure() const;
-  /// Members that have not arrived for `target`.
-  template <class Which>
-  std::string missing_text(std::uint32_t target, Which which) const;
+  /// Members of whom both hold.
+  template <class Which, class Awaits>
+  std::string names_of(Which which, Awaits awaits) const;
 
   ShmHeader& header_;
   std::span<ShmMember> members_;
@@ -124,7 +158,6 @@ class ShmBarrier {
   PeerWatch watch_;
 };
 
-constexpr std::uint32_t kFailedBit = 1;
 constexpr Millis kLivenessInterval{50};
 // A sleep and a wake-up cost about 50 us between them on a virtual machine, so it pays to spin for that long.
 constexpr std::chrono::microseconds kSpin{50};
@@ -195,7 +228,10 @@ Result<void> ShmBarrier::arrive_and_wait(Instant deadline, bool may_spin) {
       // spin (seen on a loaded machine: every barrier took the whole spin).
     } while (SteadyClock::now() < stop && !shares_core(target, cpu));
   }
-  MUSTER_OK(sleep_until(target, deadline));
+  MUSTER_OK(sleep_until(
+      {header_.phase, header_.sleepers}, deadline,
+      [&] { return passed(header_.phase.load(std::memory_order_acquire)); },
+      [&](std::size_t i) { return members_[i].arrived.load(std::memory_order_acquire) != target; }));
   phase_ = target;
   return {};
 }
@@ -208,49 +244,67 @@ bool ShmBarrier::shares_core(std::uint32_t target, std::uint32_t cpu) const {
   return false;
 }
 
-Result<void> ShmBarrier::sleep_until(std::uint32_t target, Instant deadline) {
+template <class Ready, class Awaits>
+Result<void> ShmBarrier::sleep_until(Words words, Instant deadline, Ready ready, Awaits awaits) {
   while (true) {
-    header_.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t word = header_.phase.load(std::memory_order_seq_cst);
-    const bool wait = (word & ~kFailedBit) != target && (word & kFailedBit) == 0;
+    words.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint32_t word = words.changing.load(std::memory_order_seq_cst);
     const Millis left = std::min(time_left(deadline, SteadyClock::now()), kLivenessInterval);
-    if (wait && left.count() > 0) futex_wait_shared(header_.phase, word, left);
-    header_.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (!ready() && !has_failed() && left.count() > 0) futex_wait_shared(words.changing, word, left);
+    words.sleepers.fetch_sub(1, std::memory_order_relaxed);
 
-    const std::uint32_t now = header_.phase.load(std::memory_order_acquire);
-    if ((now & ~kFailedBit) == target) return {};
-    if ((now & kFailedBit) != 0) return fail(told_failure());
+    if (ready()) return {};
+    if (has_failed()) return fail(told_failure());
     const std::vector<int> ended = watch_.ended();
     const auto is_ended = [&](std::size_t i) {
       return std::count(ended.begin(), ended.end(), static_cast<int>(i)) != 0;
     };
-    if (const std::string gone = missing_text(target, is_ended); !gone.empty()) {
-      // It may have been the last to arrive, just before it ended.
-      if ((header_.phase.load(std::memory_order_acquire) & ~kFailedBit) == target) return {};
+    if (const std::string gone = names_of(is_ended, awaits); !gone.empty()) {
+      if (ready()) return {};  // it may have done its part just before it ended
       return fail(ErrorCode::kPeerGone, gone + " died; see its own output for why");
     }
     const auto has_left = [&](std::size_t i) {
       return members_[i].left.load(std::memory_order_acquire) != 0;
     };
-    if (const std::string gone = missing_text(target, has_left); !gone.empty())
+    if (const std::string gone = names_of(has_left, awaits); !gone.empty())
       return fail(ErrorCode::kPeerGone, gone + " destroyed its group without calling this operation");
     if (SteadyClock::now() >= deadline) {
-      const std::string late = missing_text(target, [](std::size_t) { return true; });
+      const std::string late = names_of([](std::size_t) { return true; }, awaits);
       return fail(ErrorCode::kTimeout, "timed out waiting for " + (late.empty() ? "the others" : late) +
                                            "; is it stopped, or still busy with something else?");
     }
   }
 }
 
-template <class Which>
-std::string ShmBarrier::missing_text(std::uint32_t target, Which which) const {
+template <class Which, class Awaits>
+std::string ShmBarrier::names_of(Which which, Awaits awaits) const {
   std::string out;
   for (std::size_t i = 0; i < members_.size(); ++i) {
-    // `which` first: a member that left, or ended, arrived before that if it did at all.
-    if (i == me_ || !which(i) || members_[i].arrived.load(std::memory_order_acquire) == target) continue;
+    // `which` first: a member that left, or ended, did its part before that if it did at all.
+    if (i == me_ || !which(i) || !awaits(i)) continue;
     out += fmt::format("{}rank {} (pid {})", out.empty() ? "" : ", ", members_[i].rank, members_[i].pid);
   }
   return out;
+}
+
+void ShmBarrier::tell_change() {
+  ShmMember& mine = members_[me_];
+  // Sequentially consistent, as in arrive_and_wait().
+  mine.changes.fetch_add(1, std::memory_order_seq_cst);
+  if (mine.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all_shared(mine.changes);
+}
+
+template <class Ready>
+Result<void> ShmBarrier::wait_for(std::size_t peer, Instant deadline, bool may_spin, Ready ready) {
+  ShmMember& other = members_[peer];
+  if (may_spin && spins_)
+    for (const auto stop = SteadyClock::now() + kSpin; SteadyClock::now() < stop;)
+      for (int i = 0; i < 32; ++i) {
+        if (ready()) return {};
+        pause_core();
+      }
+  return sleep_until({other.changes, other.sleepers}, deadline, ready,
+                     [&](std::size_t i) { return i == peer && !ready(); });
 }
 
 void ShmBarrier::tell_failure(const Error& error) {
@@ -294,7 +348,8 @@ class ShmGroup final : public CpuGroup {
         header_(*std::launder(reinterpret_cast<ShmHeader*>(control_->base()))),
         members_(std::launder(reinterpret_cast<ShmMember*>(control_->base() + sizeof(ShmHeader))),
                  ranks_.size()),
-        barrier_(header_, members_, options.me) {}
+        barrier_(header_, members_, options.me),
+        transfers_(ranks_.size()) {}
 
   ~ShmGroup() override {
     stop();
@@ -315,6 +370,49 @@ class ShmGroup final : public CpuGroup {
     return barrier_.arrive_and_wait(deadline, false);
   }
 
+  Result<void> run_transfer(const OpContext& op, const Transfer& t) override {
+    const auto peer = static_cast<std::size_t>(t.peer);
+    ShmMember& mine = members_[me()];
+    const ShmMember& theirs = members_[peer];
+    const auto call_with = [&](std::size_t member) {
+      return (std::uint64_t{member} + 1) << 32 | transfers_[peer];
+    };
+    mine.transfer = op.descriptor;
+    mine.first_piece = mine.pieces.load(std::memory_order_relaxed);
+    mine.slot_use = slot_use_;
+    mine.call.store(call_with(peer), std::memory_order_release);
+    barrier_.tell_change();
+    const auto has_called = [&] { return theirs.call.load(std::memory_order_acquire) == call_with(me()); };
+    MUSTER_OK(barrier_.wait_for(peer, op.deadline, op.may_spin,
+                                [&] { return has_called() || barrier_.is_ahead(peer); }));
+    // Else it has announced one collective more than this member.
+    const OpDescriptor& called = has_called() ? theirs.transfer : announcement(peer, 1).descriptor;
+    if (auto text = find_mismatch(op.descriptor, ranks_[me()], called, ranks_[peer]))
+      return fail(ErrorCode::kMismatch, *std::move(text));
+    ++transfers_[peer];
+
+    const std::size_t half = layout_.slot_bytes / 2;
+    const std::size_t pieces = std::max<std::size_t>((t.size + half - 1) / half, 1);
+    std::byte* const through = t.sends ? slot(me(), slot_use_) : slot(peer, theirs.slot_use);
+    const std::uint64_t first = theirs.first_piece;
+    const auto wait_for = [&](std::size_t count) {
+      return barrier_.wait_for(peer, op.deadline, op.may_spin, [&] {
+        return theirs.pieces.load(std::memory_order_acquire) - first >= count;
+      });
+    };
+    for (std::size_t i = 0; i < pieces; ++i) {
+      // The sender is at most two pieces ahead.
+      if (!t.sends || i >= 2) MUSTER_OK(wait_for(t.sends ? i - 1 : i + 1));
+      std::byte* const data = t.data + i * half;
+      std::byte* const place = through + i % 2 * half;
+      const std::size_t size = std::min(half, t.size - i * half);
+      if (size != 0) std::memcpy(t.sends ? place : data, t.sends ? data : place, size);
+      mine.pieces.fetch_add(1, std::memory_order_release);
+      barrier_.tell_change();
+    }
+    return t.sends ? wait_for(pieces) : Result<void>();
+  }
+
  protected:
   Result<void> run_barrier(const OpContext& op) override {
     announce(op, {});
@@ -325,7 +423,7 @@ class ShmGroup final : public CpuGroup {
     if (buffer.size_bytes() <= std::min(kSmallBytes, layout_.slot_bytes)) return all_reduce_small(op, buffer);
     announce(op, place_of(buffer.data, buffer.size_bytes()));
     MUSTER_OK(meet_first(op));
-    if (const auto places = everybodys_places(op, buffer.size_bytes()))
+    if (const auto places = everybodys_places(buffer.size_bytes()))
       return all_reduce_in_place(op, buffer, *places);
     return all_reduce_staged(op, buffer);
   }
@@ -364,7 +462,7 @@ class ShmGroup final : public CpuGroup {
     if (input.size_bytes() > kSmallBytes) {
       announce(op, place_of(input.data, input.size_bytes()));
       MUSTER_OK(meet_first(op));
-      if (const auto places = everybodys_places(op, input.size_bytes())) {
+      if (const auto places = everybodys_places(input.size_bytes())) {
         std::vector<const void*> inputs(places->begin(), places->end());
         for (const void*& in : inputs) in = static_cast<const std::byte*>(in) + me() * share;
         reduce_into(op, inputs, output.data, output.count);
@@ -420,10 +518,14 @@ class ShmGroup final : public CpuGroup {
     return out;
   }
 
-  Announcement& announcement(std::size_t member, const OpContext& op) const {
-    return members_[member].announcements[op.descriptor.sequence % 2];
+  /// The last one, or that `later` ones after it.
+  Announcement& announcement(std::size_t member, std::uint64_t later = 0) const {
+    return members_[member].announcements[(announced_ + later) % 2];
   }
-  void announce(const OpContext& op, ArenaPlace place) { announcement(me(), op) = {op.descriptor, place}; }
+  void announce(const OpContext& op, ArenaPlace place) {
+    ++announced_;
+    announcement(me()) = {op.descriptor, place};
+  }
 
   Result<void> meet(const OpContext& op) { return barrier_.arrive_and_wait(op.deadline, op.may_spin); }
 
@@ -431,15 +533,15 @@ class ShmGroup final : public CpuGroup {
   Result<void> meet_first(const OpContext& op) {
     MUSTER_OK(meet(op));
     for (std::size_t i = 0; i < members_.size(); ++i)
-      if (announcement(i, op).descriptor != op.descriptor) [[unlikely]]
-        return disagreement(op);
+      if (announcement(i).descriptor != op.descriptor) [[unlikely]]
+        return disagreement();
     return {};
   }
 
-  Result<void> disagreement(const OpContext& op) const {
+  Result<void> disagreement() const {
     std::vector<OpDescriptor> all;
     all.reserve(members_.size());
-    for (std::size_t i = 0; i < members_.size(); ++i) all.push_back(announcement(i, op).descriptor);
+    for (std::size_t i = 0; i < members_.size(); ++i) all.push_back(announcement(i).descriptor);
     return fail(ErrorCode::kMismatch, find_mismatch(all, ranks_).value_or("ranks disagree"));
   }
 
@@ -455,10 +557,10 @@ class ShmGroup final : public CpuGroup {
   }
 
   /// Where this operation's buffer of every member is in this process; nothing unless all are in arenas.
-  std::optional<std::vector<void*>> everybodys_places(const OpContext& op, std::size_t size) const {
+  std::optional<std::vector<void*>> everybodys_places(std::size_t size) const {
     std::vector<void*> out(members_.size());
     for (std::size_t i = 0; i < out.size(); ++i) {
-      const ArenaPlace place = announcement(i, op).place;
+      const ArenaPlace place = announcement(i).place;
       if (place.arena == 0 || place.arena > arenas_.size()) return std::nullopt;
       const Arena& arena = arenas_[place.arena - 1];
       if (place.offset > arena.part_bytes || size > arena.part_bytes - place.offset) return std::nullopt;
@@ -470,8 +572,12 @@ class ShmGroup final : public CpuGroup {
   void reduce_into(const OpContext& op, std::span<const void* const> inputs, void* output,
                    std::size_t count) const {
     void* outputs[] = {output};
-    reduce(inputs, outputs, count, op.descriptor.dtype, op.descriptor.reduce,
-           scale_of(op.descriptor.reduce, world_size()));
+    groups::reduce(inputs, outputs, count, op.descriptor.dtype, op.descriptor.reduce,
+                   scale_of(op.descriptor.reduce, world_size()));
+  }
+
+  bool needs_result(const OpContext& op) const {
+    return op.descriptor.root < 0 || op.descriptor.root == rank();
   }
 
   /// Pieces of `total` bytes through the slots, one barrier each: copy_in(own slot, begin, size), meet,
@@ -498,7 +604,7 @@ class ShmGroup final : public CpuGroup {
       std::memcpy(slot, buffer.data, size);
     };
     const auto copy_out = [&](std::uint64_t use, std::size_t, std::size_t) {
-      reduce_into(op, slots(use), buffer.data, buffer.count);
+      if (needs_result(op)) reduce_into(op, slots(use), buffer.data, buffer.count);
     };
     return staged(op, buffer.size_bytes(), kSmallBytes, copy_in, copy_out);
   }
@@ -508,8 +614,9 @@ class ShmGroup final : public CpuGroup {
     const Slice own = slice_of(buffer.count, element, rank(), world_size());
     for (void*& place : places) place = static_cast<std::byte*>(place) + own.begin * element;
     const std::vector<const void*> inputs(places.begin(), places.end());
-    reduce(inputs, places, own.size(), buffer.dtype, op.descriptor.reduce,
-           scale_of(op.descriptor.reduce, world_size()));
+    if (op.descriptor.root >= 0) places = {places[static_cast<std::size_t>(op.descriptor.root)]};
+    groups::reduce(inputs, places, own.size(), buffer.dtype, op.descriptor.reduce,
+                   scale_of(op.descriptor.reduce, world_size()));
     return meet(op);
   }
 
@@ -530,7 +637,7 @@ class ShmGroup final : public CpuGroup {
       // In place: nobody else reads this slice of the own slot before the next barrier.
       reduce_into(op, inputs, slot(me(), use) + own.begin * element, own.size());
       MUSTER_OK(meet(op));
-      for (std::size_t i = 0; i < members_.size(); ++i) {
+      for (std::size_t i = 0; needs_result(op) && i < members_.size(); ++i) {
         const Slice slice = slice_of(count, element, static_cast<int>(i), world_size());
         std::memcpy(data + slice.begin * element, slot(i, use) + slice.begin * element,
                     slice.size() * element);
@@ -565,7 +672,10 @@ class ShmGroup final : public CpuGroup {
   const std::span<ShmMember> members_;
   ShmBarrier barrier_;
   std::vector<Arena> arenas_;
-  std::uint64_t slot_use_ = 0;  // the same on every member
+  // The same on every member, at the same collective.
+  std::uint64_t slot_use_ = 0;
+  std::uint64_t announced_ = 0;
+  std::vector<std::uint32_t> transfers_;  // with each member, in either direction
 };
 
 }  // namespace

@@ -26,6 +26,23 @@ class TcpGroup final : public CpuGroup {
 
   std::string_view backend() const override { return "tcp"; }
 
+  Result<void> run_transfer(const OpContext& op, const Transfer& t) override {
+    const auto peer = static_cast<std::size_t>(t.peer);
+    own_descriptor_ = op.descriptor;
+    mesh_.send(peer, &own_descriptor_, sizeof own_descriptor_);
+    mesh_.receive(peer, &descriptors_[peer], sizeof(OpDescriptor));
+    const bool small = t.size <= kSmallBytes;
+    if (t.sends && small) queue_send(peer, t.data, t.size);
+    auto outcome = run(op);
+    if (mesh_.arrived(peer))
+      if (auto text = find_mismatch(op.descriptor, ranks_[me()], descriptors_[peer], ranks_[peer]))
+        return fail(ErrorCode::kMismatch, *std::move(text));
+    MUSTER_OK(outcome);
+    if (!t.sends) queue_receive(peer, t.data, t.size);
+    if (t.sends && !small) queue_send(peer, t.data, t.size);
+    return run(op);
+  }
+
  protected:
   Result<void> run_barrier(const OpContext& op) override {
     announce(op);
@@ -45,9 +62,9 @@ class TcpGroup final : public CpuGroup {
     auto* data = static_cast<std::byte*>(buffer.data);
     const std::size_t size = buffer.size_bytes();
     if (size <= kSmallBytes || members() == 2) {
-      if (me() == root) each_peer([&](std::size_t peer) { send(peer, data, size); });
+      if (me() == root) each_peer([&](std::size_t peer) { queue_send(peer, data, size); });
       MUSTER_OK(meet(op));
-      if (me() != root) receive(root, data, size);
+      if (me() != root) queue_receive(root, data, size);
       return run(op);
     }
     // Root deals out slices and everybody passes its own on: root sends S bytes instead of (P-1) S.
@@ -56,13 +73,13 @@ class TcpGroup final : public CpuGroup {
       return slice_of(size, 1, static_cast<int>(member), world_size());
     };
     if (me() == root)
-      each_peer([&](std::size_t peer) { send(peer, data + part(peer).begin, part(peer).size()); });
+      each_peer([&](std::size_t peer) { queue_send(peer, data + part(peer).begin, part(peer).size()); });
     else
-      receive(root, data + part(me()).begin, part(me()).size());
+      queue_receive(root, data + part(me()).begin, part(me()).size());
     MUSTER_OK(run(op));
     each_peer([&](std::size_t peer) {
-      if (peer != root) send(peer, data + part(me()).begin, part(me()).size());
-      if (me() != root) receive(peer, data + part(peer).begin, part(peer).size());
+      if (peer != root) queue_send(peer, data + part(me()).begin, part(me()).size());
+      if (me() != root) queue_receive(peer, data + part(peer).begin, part(peer).size());
     });
     return run(op);
   }
@@ -74,9 +91,9 @@ class TcpGroup final : public CpuGroup {
     if (size != 0 && out + me() * size != input.data) std::memcpy(out + me() * size, input.data, size);
     const bool small = size <= kSmallBytes;
     if (!small) MUSTER_OK(meet(op));
-    each_peer([&](std::size_t peer) { send(peer, out + me() * size, size); });
+    each_peer([&](std::size_t peer) { queue_send(peer, out + me() * size, size); });
     if (small) MUSTER_OK(meet(op));
-    each_peer([&](std::size_t peer) { receive(peer, out + peer * size, size); });
+    each_peer([&](std::size_t peer) { queue_receive(peer, out + peer * size, size); });
     return run(op);
   }
 
@@ -91,8 +108,8 @@ class TcpGroup final : public CpuGroup {
     for (std::size_t begin = 0; begin < output.count; begin += block) {
       const std::size_t count = std::min(block, output.count - begin);
       each_peer([&](std::size_t peer) {
-        send(peer, in + (peer * output.count + begin) * element, count * element);
-        receive(peer, scratch(peer), count * element);
+        queue_send(peer, in + (peer * output.count + begin) * element, count * element);
+        queue_receive(peer, scratch(peer), count * element);
       });
       MUSTER_OK(run(op));
       reduce_scratch(op, in + (me() * output.count + begin) * element, out + begin * element, count);
@@ -112,15 +129,19 @@ class TcpGroup final : public CpuGroup {
       if (i != me()) body(i);
   }
 
-  void send(std::size_t peer, const std::byte* data, std::size_t size) {
+  void queue_send(std::size_t peer, const std::byte* data, std::size_t size) {
     for (std::size_t done = 0; done < size; done += kMessageBytes)
       mesh_.send(peer, data + done, std::min(kMessageBytes, size - done));
   }
-  void receive(std::size_t peer, std::byte* data, std::size_t size) {
+  void queue_receive(std::size_t peer, std::byte* data, std::size_t size) {
     for (std::size_t done = 0; done < size; done += kMessageBytes)
       mesh_.receive(peer, data + done, std::min(kMessageBytes, size - done));
   }
   Result<void> run(const OpContext& op) { return mesh_.run(op.deadline); }
+  /// False of a reduction for another rank.
+  static bool needs_result(const OpContext& op, std::size_t member) {
+    return op.descriptor.root < 0 || static_cast<std::size_t>(op.descriptor.root) == member;
+  }
 
   /// Queues the descriptors; small data may be queued behind them before meet().
   void announce(const OpContext& op) {
@@ -160,17 +181,20 @@ class TcpGroup final : public CpuGroup {
     inputs.reserve(members());
     for (std::size_t i = 0; i < members(); ++i) inputs.push_back(i == me() ? own : scratch(i));
     void* outputs[] = {output};
-    reduce(inputs, outputs, count, op.descriptor.dtype, op.descriptor.reduce,
-           scale_of(op.descriptor.reduce, world_size()));
+    groups::reduce(inputs, outputs, count, op.descriptor.dtype, op.descriptor.reduce,
+                   scale_of(op.descriptor.reduce, world_size()));
   }
 
   Result<void> all_reduce_small(const OpContext& op, Buffer buffer) {
     auto* data = static_cast<std::byte*>(buffer.data);
     const std::size_t size = buffer.size_bytes();
-    each_peer([&](std::size_t peer) { send(peer, data, size); });
+    each_peer([&](std::size_t peer) {
+      if (needs_result(op, peer)) queue_send(peer, data, size);
+    });
     MUSTER_OK(meet(op));
+    if (!needs_result(op, me())) return {};
     reserve_scratch(size);
-    each_peer([&](std::size_t peer) { receive(peer, scratch(peer), size); });
+    each_peer([&](std::size_t peer) { queue_receive(peer, scratch(peer), size); });
     MUSTER_OK(run(op));
     reduce_scratch(op, data, data, buffer.count);
     return {};
@@ -192,13 +216,13 @@ class TcpGroup final : public CpuGroup {
         if (begin >= block) {
           const auto sum = piece(begin - block, me());
           const auto theirs = piece(begin - block, peer);
-          send(peer, sum.data(), sum.size());
-          receive(peer, theirs.data(), theirs.size());
+          if (needs_result(op, peer)) queue_send(peer, sum.data(), sum.size());
+          if (needs_result(op, me())) queue_receive(peer, theirs.data(), theirs.size());
         }
         if (begin < buffer.count) {
           const auto theirs = piece(begin, peer);
-          send(peer, theirs.data(), theirs.size());
-          receive(peer, scratch(peer), piece(begin, me()).size());
+          queue_send(peer, theirs.data(), theirs.size());
+          queue_receive(peer, scratch(peer), piece(begin, me()).size());
         }
       });
       MUSTER_OK(run(op));

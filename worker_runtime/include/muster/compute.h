@@ -41,6 +41,9 @@ struct ComputeOptions {
 /// "cpu (avx512)", "cuda (NVIDIA H100 80GB HBM3)".
 [[nodiscard]] std::string describe(const Compute& compute);
 
+/// torch.cuda.memory_allocated: bytes of arenas, optimizer state and the like; not the libraries' own memory.
+[[nodiscard]] std::size_t memory_allocated(const Compute& compute);
+
 /// The stream the work goes to (cudaStream_t), for InitOptions::cuda_stream; nullptr on the CPU.
 [[nodiscard]] void* stream_of(const Compute& compute);
 

@@ -88,7 +88,6 @@ class DistributedDataParallel {
   /// Gradients from `offset` to `complete`, which becomes `offset`, are there.
   [[nodiscard]] Result<void> ready(std::size_t offset, std::size_t& complete);
   [[nodiscard]] Result<void> accumulate_locally();
-  void add(float* into, const float* from, std::size_t count);
   void enter(Progress::Phase phase) {
     if (progress_ != nullptr) progress_->enter(phase);
   }

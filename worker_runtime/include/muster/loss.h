@@ -9,6 +9,10 @@
 #include <muster/tensor.h>
 
 namespace muster {
+namespace nn {
+class Model;
+class Plan;
+}  // namespace nn
 
 /// Sums over samples, on the device; add up over calls until zeroed.
 struct LossTotals {
@@ -28,6 +32,9 @@ struct LossFrame {
   const float* scale = nullptr;  // GradScaler's; nullptr: 1
   LossTotals* totals = nullptr;  // to be added to
 };
+
+/// Of the model's output in `plan`, with its labels and gradient; without scale and totals.
+[[nodiscard]] LossFrame loss_frame(const nn::Model& model, const nn::Plan& plan);
 
 class Loss {
  public:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ProcessGroup: collectives between the ranks of a job. Every rank calls the same operations in the same
-// order with the same sizes. Where they differ a CPU group reports kMismatch naming both operations instead
+// order with the same sizes; send() and recv() concern their two ranks only, which call them between the same
+// collectives. Where calls differ a CPU group reports kMismatch naming both operations instead
 // of computing garbage; NCCL does not look, so that there it is a timeout or a wrong result. Not thread-safe:
 // one thread drives a group. Sticky failure: after an error every later call returns that first error, and
 // the other ranks are told. Only an argument error (kInvalidArgument) is found before anything is sent and
@@ -74,6 +75,26 @@ class ProcessGroup {
   [[nodiscard]] virtual Result<void> reduce_scatter(ConstBuffer input, Buffer output,
                                                     ReduceOp op = ReduceOp::kSum) = 0;
 
+  /// As all_reduce, but only root's buffer holds the result; those of the other ranks hold nothing of use
+  /// afterwards.
+  [[nodiscard]] virtual Result<void> reduce(Buffer buffer, int root, ReduceOp op = ReduceOp::kSum) = 0;
+
+  /// Gives the buffer to rank `to`, which calls recv() with the same size. On the CPU it returns once that
+  /// rank has the data, whatever the size: of two ranks that exchange data one sends first and the other
+  /// receives first.
+  [[nodiscard]] virtual Result<void> send(ConstBuffer buffer, int to) = 0;
+
+  /// Fills the buffer with what rank `from` sends.
+  [[nodiscard]] virtual Result<void> recv(Buffer buffer, int from) = 0;
+
+  // Made of send() and recv(), and as they are no collectives:
+
+  /// As all_gather, but only root gets the output (world_size * input.count); the others give none ({}).
+  [[nodiscard]] Result<void> gather(ConstBuffer input, Buffer output, int root);
+
+  /// output = this rank's part of root's input (world_size * output.count); the others give no input ({}).
+  [[nodiscard]] Result<void> scatter(ConstBuffer input, Buffer output, int root);
+
   /// Returns once every rank has called it.
   [[nodiscard]] virtual Result<void> barrier() = 0;
 
@@ -83,6 +104,11 @@ class ProcessGroup {
 
  protected:
   ProcessGroup() = default;
+  /// Within the memory of the group's device, in the order of its operations.
+  [[nodiscard]] virtual Result<void> copy(void* to, const void* from, std::size_t size_bytes);
+
+ private:
+  [[nodiscard]] Result<void> exchange(std::string_view what, Buffer part, Buffer whole, int root);
 };
 
 /// World of one rank: every collective is a copy or nothing.

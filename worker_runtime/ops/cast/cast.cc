@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/cast/cast.h"
 
+#include "worker_runtime/device/device.h"
+
 namespace muster::nn {
 
 #ifdef MUSTER_HAS_CUDA
@@ -37,6 +39,18 @@ void cast([[maybe_unused]] const Frame& frame, const Cast& c) {
     if (dtype == DType::kFloat16) return cast_half<DType::kFloat16>(c);
   }
   cast_all<DType::kFloat32, DType::kFloat32>(c);
+}
+
+void add_on_device(Device& device, float* into, const float* from, std::size_t count) {
+  struct Sum {
+    Frame frame;
+    Cast cast;
+  };
+  Sum sum{{}, {.from = from, .to = into, .adds = true, .count = static_cast<std::int64_t>(count)}};
+  sum.frame.device = &device;
+  sum.frame.stream = device.stream();
+  // Never captured, so `sum` need not outlive the call.
+  device.enqueue_call(sum, [](const Sum& s) { cast(s.frame, s.cast); });
 }
 
 }  // namespace muster::nn

@@ -16,4 +16,7 @@ MUSTER_HD void cast_element(const Cast& c, std::int64_t i) {
 /// On the frame's device. `from` may be `to` where both have one size of element.
 void cast(const Frame& frame, const Cast& cast);
 
+/// into[i] += from[i], enqueued on the device.
+void add_on_device(Device& device, float* into, const float* from, std::size_t count);
+
 }  // namespace muster::nn

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// DataParallel against one device with the same batches: losses and gradients of a few steps, on whatever
+// devices it is given. For tests.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <muster/data_parallel.h>
+#include <muster/optim.h>
+
+namespace muster::testing {
+
+/// A batch of an endless data set.
+struct Samples {
+  std::vector<float> input;
+  std::vector<std::int32_t> labels;
+
+  Samples(int first, int count, int elements = 784) {
+    for (int i = first; i < first + count; ++i) {
+      Generator generator(static_cast<std::uint64_t>(1000 + i));
+      const std::size_t begin = input.size();
+      input.resize(begin + static_cast<std::size_t>(elements));
+      generator.uniform(std::span(input).subspan(begin), -1, 1);
+      labels.push_back(i % 10);
+    }
+  }
+};
+
+inline std::vector<nn::Model> garment_models(std::size_t count) {
+  std::vector<nn::Model> models;
+  models.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    models.push_back(nn::garment_classifier());
+    Generator generator(i);  // each another one: the first one's values count
+    models.back().initialize(generator);
+  }
+  return models;
+}
+
+inline double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::fabs(double{a[i]} - double{b[i]}));
+  return a.size() == b.size() ? most : 1e9;
+}
+
+struct Steps {
+  std::vector<double> losses;
+  std::vector<std::vector<float>> gradients;
+};
+
+/// Three steps of batches of `batch` with SGD on the first of `devices`.
+inline Result<Steps> run_data_parallel(const std::vector<Compute>& devices, int batch) {
+  std::vector<nn::Model> models = garment_models(devices.size());
+  MUSTER_TRY(auto parallel, DataParallel::create(models, devices));
+  MUSTER_TRY(auto sgd, Sgd::create(models[0], {.lr = 0.1F}));
+  Steps steps;
+  for (int step = 0; step < 3; ++step) {
+    const Samples samples(step * batch, batch);
+    MUSTER_TRY(const LossTotals totals, parallel->forward_backward(samples.input, samples.labels));
+    if (totals.num_samples != batch) return fail(ErrorCode::kFailed, "samples are missing");
+    steps.losses.push_back(totals.loss_sum / batch);
+    steps.gradients.push_back(models[0].read_grads());
+    sgd->step();
+  }
+  return steps;
+}
+
+/// Nothing, or in what two runs differ by more than rounding.
+inline std::string compare(const Steps& a, const Steps& b) {
+  for (std::size_t step = 0; step < a.losses.size(); ++step) {
+    if (std::fabs(a.losses[step] - b.losses[step]) > 2e-6)
+      return "loss of step " + std::to_string(step) + ": " + std::to_string(a.losses[step]) + ", " +
+             std::to_string(b.losses[step]);
+    if (const double most = largest_difference(a.gradients[step], b.gradients[step]); most > 2e-6)
+      return "gradients of step " + std::to_string(step) + " differ by " + std::to_string(most);
+  }
+  return "";
+}
+
+}  // namespace muster::testing

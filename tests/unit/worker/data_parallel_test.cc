@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// DataParallel with replicas on the CPU; on GPUs in tests/gpu.
+#include <muster/ddp.h>
+
+#include "tests/support/catch.h"
+#include "tests/support/data_parallel_run.h"
+#include "tests/support/thread_group.h"
+
+using namespace muster;
+using namespace muster::testing;
+
+namespace {
+
+std::vector<Compute> cpus(int count) {
+  std::vector<Compute> out;
+  for (int i = 0; i < count; ++i) out.push_back(*make_compute(DeviceType::kCpu));
+  return out;
+}
+
+/// Convolution, BatchNorm2d, and a linear layer.
+nn::Model normalised() {
+  nn::Graph graph({1, 28, 28});
+  nn::Value x = nn::conv2d("conv", graph.input(), {.out_channels = 2, .stride = 4});
+  x = nn::linear("fc", nn::flatten(nn::relu(nn::batch_norm2d("bn", x))), 10);
+  auto model = nn::Model::create(graph, x);
+  REQUIRE_OK(model);
+  Generator generator(5);
+  model->initialize(generator);
+  return *std::move(model);
+}
+
+}  // namespace
+
+TEST_CASE("a batch is dealt out as torch.chunk does") {
+  using Sizes = std::vector<int>;
+  REQUIRE(chunk_sizes(10, 4) == Sizes{3, 3, 3, 1});
+  REQUIRE(chunk_sizes(4, 3) == Sizes{2, 2});
+  REQUIRE(chunk_sizes(4, 4) == Sizes{1, 1, 1, 1});
+  REQUIRE(chunk_sizes(3, 8) == Sizes{1, 1, 1});
+  REQUIRE(chunk_sizes(7, 1) == Sizes{7});
+}
+
+TEST_CASE("DataParallel has the losses and gradients of one device with the whole batch") {
+  for (const int batch : {10, 4, 1}) {
+    const auto alone = run_data_parallel(cpus(1), batch);
+    REQUIRE_OK(alone);
+    for (const int replicas : {2, 3, 4}) {
+      INFO("batch " << batch << ", " << replicas << " replicas");
+      const auto parallel = run_data_parallel(cpus(replicas), batch);
+      REQUIRE_OK(parallel);
+      REQUIRE(compare(*parallel, *alone) == "");
+    }
+  }
+}
+
+TEST_CASE("DataParallel has the losses and gradients of DistributedDataParallel with as many ranks") {
+  constexpr int kBatch = 8, kRanks = 2;
+  const auto parallel = run_data_parallel(cpus(kRanks), kBatch);
+  REQUIRE_OK(parallel);
+  std::vector<Steps> of_ranks(kRanks);
+  const auto errors = test::run_ranks(kRanks, [&](test::ThreadGroup& group) -> std::string {
+    std::vector<nn::Model> models = garment_models(1);
+    const auto ddp = DistributedDataParallel::create(models[0], cpus(1)[0], group);
+    if (!ddp) return ddp.error().message;
+    const auto sgd = Sgd::create(models[0], {.lr = 0.1F});
+    const auto plan = models[0].plan(kBatch / kRanks, nn::Mode::kTraining);
+    Steps& steps = of_ranks[static_cast<std::size_t>(group.rank())];
+    for (int step = 0; step < 3; ++step) {
+      const Samples samples(step * kBatch + group.rank() * kBatch / kRanks, kBatch / kRanks);
+      std::copy(samples.input.begin(), samples.input.end(), (*plan)->input());
+      std::copy(samples.labels.begin(), samples.labels.end(), (*plan)->labels());
+      (*plan)->forward();
+      LossTotals totals;
+      LossFrame frame = loss_frame(models[0], **plan);
+      frame.totals = &totals;
+      CrossEntropy().compute(frame);
+      if (const auto done = (*ddp)->backward(**plan); !done) return done.error().message;
+      steps.losses.push_back(totals.loss_sum / kBatch);
+      steps.gradients.push_back(models[0].read_grads());
+      (*sgd)->step();
+    }
+    return "";
+  });
+  for (const std::string& error : errors) REQUIRE(error == "");
+  for (std::size_t step = 0; step < 3; ++step) of_ranks[0].losses[step] += of_ranks[1].losses[step];
+  REQUIRE(compare(*parallel, of_ranks[0]) == "");
+}
+
+TEST_CASE("DataParallel keeps the running statistics of replica 0, over its part of the batch") {
+  std::vector<nn::Model> models;
+  for (int i = 0; i < 2; ++i) models.push_back(normalised());
+  const std::vector<Compute> devices = cpus(2);
+  const auto parallel = DataParallel::create(models, devices);
+  REQUIRE_OK(parallel);
+  nn::Model alone = normalised();
+  REQUIRE_OK(alone.allocate(cpus(1)[0]));
+  const auto plan = alone.plan(4, nn::Mode::kTraining);
+  REQUIRE_OK(plan);
+  for (int step = 0; step < 3; ++step) {
+    const Samples samples(step * 7, 7);  // 4 and 3
+    REQUIRE_OK((*parallel)->forward_backward(samples.input, samples.labels));
+    std::copy_n(samples.input.begin(), 4 * 784, (*plan)->input());
+    (*plan)->forward();
+    REQUIRE(models[0].read_buffers() == alone.read_buffers());
+  }
+  REQUIRE(models[1].read_buffers() != models[0].read_buffers());
+}
+
+TEST_CASE("the first device of DataParallel holds the optimizer's state, too") {
+  std::vector<nn::Model> models = garment_models(2);
+  const std::vector<Compute> devices = cpus(2);
+  const auto parallel = DataParallel::create(models, devices);
+  REQUIRE_OK(parallel);
+  const auto sgd = Sgd::create(models[0], {});
+  REQUIRE_OK(sgd);
+  const Samples samples(0, 8);
+  REQUIRE_OK((*parallel)->forward_backward(samples.input, samples.labels));
+  REQUIRE(memory_allocated(devices[1]) > 2 * models[1].arena_bytes());
+  REQUIRE(memory_allocated(devices[0]) >= memory_allocated(devices[1]) + models[0].arena_bytes());
+}
+
+TEST_CASE("DataParallel refuses models that differ, and batches that do not fit") {
+  std::vector<nn::Model> models = garment_models(1);
+  models.push_back(nn::mlp());
+  const auto differing = DataParallel::create(models, cpus(2));
+  REQUIRE_FALSE(differing);
+  REQUIRE(differing.error().code == ErrorCode::kMismatch);
+  REQUIRE_THAT(differing.error().message, Catch::Contains("model 1 has other parameters"));
+  REQUIRE(DataParallel::create(models, cpus(3)).error().code == ErrorCode::kInvalidArgument);
+
+  std::vector<nn::Model> pair = garment_models(2);
+  const std::vector<Compute> devices = cpus(2);
+  const auto parallel = DataParallel::create(pair, devices);
+  REQUIRE_OK(parallel);
+  const Samples samples(0, 4);
+  REQUIRE((*parallel)->forward_backward(samples.input, {}).error().code == ErrorCode::kInvalidArgument);
+  REQUIRE((*parallel)->forward_backward(std::span(samples.input).subspan(784), samples.labels).error().code ==
+          ErrorCode::kInvalidArgument);
+  REQUIRE_OK((*parallel)->forward_backward(samples.input, samples.labels));
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <poll.h>
+#include <string>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <climits>
+#include <fmt/format.h>
+
+#include <muster/spawn.h>
+#include <muster/store_server.h>
+
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/syscall.h"
+#include "rendezvous/base/unique_fd.h"
+
+namespace muster {
+namespace {
+
+constexpr std::size_t kMaxText = 32'000;  // fits a socket's buffer: who reports does not wait
+// After a failure that another one explains: the worker that has that one may still be ending.
+constexpr Millis kCauseWait{500};
+
+/// Of several failures the least is the cause. A worker that fails writes it before it ends; the text
+/// follows.
+struct Cause {
+  enum Kind : std::int64_t { kSignal, kOwn, kPeerGone } kind = kOwn;
+  std::int64_t time_ns = SteadyClock::now().time_since_epoch().count();
+  auto operator<=>(const Cause&) const = default;
+};
+
+struct Failure {
+  Cause cause;
+  std::string text;
+};
+
+struct Worker {
+  pid_t pid = -1;
+  UniqueFd pidfd;
+  UniqueFd channel;  // brings it the store's port, and brings back its report
+};
+
+/// kUnsupported: why a copy of this process would not work.
+Result<void> check_can_fork() {
+  std::error_code error;
+  const auto threads = std::distance(std::filesystem::directory_iterator("/proc/self/task", error), {});
+  if (threads > 1)
+    return fail(ErrorCode::kUnsupported,
+                fmt::format("spawn: this process has {} threads, of which a worker would have one only; call "
+                            "spawn() before anything that starts threads (groups, data loaders, OpenMP)",
+                            threads));
+  // Only if it is loaded: the driver then says whether it was started.
+  constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  const auto count =
+      driver == nullptr ? nullptr : reinterpret_cast<int (*)(int*)>(::dlsym(driver, "cuDeviceGetCount"));
+  int devices = 0;
+  if (count == nullptr || count(&devices) == kNotInitialized) return {};
+  return fail(
+      ErrorCode::kUnsupported,
+      "spawn: this process has used CUDA, which does not work in copies of it; call spawn() first and "
+      "use CUDA in the workers only");
+}
+
+void set_environment(int rank, int nprocs, std::uint16_t port) {
+  const std::pair<std::string_view, std::string> variables[] = {
+      {env::kRank, std::to_string(rank)},
+      {env::kLocalRank, std::to_string(rank)},
+      {env::kWorldSize, std::to_string(nprocs)},
+      {env::kLocalWorldSize, std::to_string(nprocs)},
+      {env::kMasterAddr, "127.0.0.1"},
+      {env::kMasterPort, std::to_string(port)},
+      {env::kUseAgentStore, "True"} /* the parent serves it */};
+  for (const auto& [name, value] : variables) ::setenv(name.data(), value.c_str(), 1);
+  // If there is a launcher, its worker is the parent.
+  for (const std::string_view name :
+       {env::kRestartCount, env::kProgressFile, env::kSafePointFile, env::kErrorFile})
+    ::unsetenv(name.data());
+}
+
+[[noreturn]] void run_worker(int rank, int nprocs, const UniqueFd& channel,
+                             const std::function<Result<void>(int)>& fn) {
+  std::uint16_t port = 0;
+  // Nothing to read: the parent could not start everybody.
+  if (retry_eintr([&] { return ::read(channel.get(), &port, sizeof port); }) != sizeof port) ::_exit(0);
+  set_environment(rank, nprocs, port);
+  std::optional<Error> failure;
+  try {
+    if (auto done = fn(rank); !done) failure = std::move(done).error();
+  } catch (const std::exception& error) {
+    failure = Error{ErrorCode::kFailed, error.what()};
+  } catch (...) {
+    failure = Error{ErrorCode::kFailed, "an exception of an unknown type"};
+  }
+  if (failure) {
+    const Cause cause{failure->code == ErrorCode::kPeerGone ? Cause::kPeerGone : Cause::kOwn};
+    std::string bytes(reinterpret_cast<const char*>(&cause), sizeof cause);
+    (void)write_all(channel.get(), bytes + failure->message.substr(0, kMaxText));
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::_exit(failure ? 1 : 0);
+}
+
+Result<Worker> start_worker(int rank, int nprocs, const std::vector<Worker>& others,
+                            const std::function<Result<void>(int)>& fn) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    return fail(errno_error("spawn: socketpair", errno));
+  Worker worker;
+  worker.channel.reset(ends[0]);
+  UniqueFd childs_end(ends[1]);
+  const pid_t parent = ::getpid();
+  worker.pid = ::fork();
+  if (worker.pid < 0) return fail(errno_error(fmt::format("spawn: fork rank {}", rank), errno));
+  if (worker.pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(0);
+    worker.channel.reset();
+    for (const Worker& other : others) ::close(other.channel.get()), ::close(other.pidfd.get());
+    ::signal(SIGTERM, SIG_DFL);
+    run_worker(rank, nprocs, childs_end, fn);
+  }
+  worker.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, worker.pid, 0)));
+  return worker;
+}
+
+/// Of a worker that has ended; reaps it.
+std::optional<Failure> failure_of(int rank, const Worker& worker) {
+  int status = 0;
+  (void)retry_eintr([&] { return ::waitpid(worker.pid, &status, 0); });
+  const auto failed = [&](const Cause& cause, std::string_view how) {
+    return Failure{cause, fmt::format("spawn: rank {}{}", rank, how)};
+  };
+  if (WIFSIGNALED(status)) {
+    const char* name = ::sigabbrev_np(WTERMSIG(status));
+    return failed({Cause::kSignal}, fmt::format(" was killed by SIG{}", name == nullptr ? "?" : name));
+  }
+  if (WEXITSTATUS(status) == 0) return std::nullopt;
+  Cause cause;
+  std::string bytes(sizeof cause + kMaxText, '\0');
+  // Not blocking: it may have children of its own that hold the other end.
+  const ssize_t n =
+      retry_eintr([&] { return ::recv(worker.channel.get(), bytes.data(), bytes.size(), MSG_DONTWAIT); });
+  if (n < static_cast<ssize_t>(sizeof cause))
+    return failed(cause, fmt::format(" exited with code {}", WEXITSTATUS(status)));
+  std::memcpy(&cause, bytes.data(), sizeof cause);
+  bytes.resize(static_cast<std::size_t>(n));
+  return failed(cause, ": " + bytes.substr(sizeof cause));
+}
+
+/// Blocks until every worker has ended; the failure that was the cause of the others.
+std::optional<Failure> wait_for_all(std::vector<Worker>& workers, Millis grace) {
+  std::optional<Failure> first;
+  std::optional<Instant> deadline;  // of `signal` for those that still run
+  int signal = SIGTERM;
+  for (std::size_t running = workers.size(); running > 0;) {
+    std::vector<pollfd> entries;
+    entries.reserve(workers.size());
+    for (const Worker& worker : workers) entries.push_back({worker.pidfd.get(), POLLIN, 0});
+    const Millis left = deadline ? time_left(*deadline, SteadyClock::now()) : Millis(-1);
+    (void)::poll(entries.data(), entries.size(),
+                 static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX)));
+    for (std::size_t i = 0; i < workers.size(); ++i) {
+      if (entries[i].revents == 0) continue;
+      auto failure = failure_of(static_cast<int>(i), workers[i]);
+      workers[i] = Worker{};
+      --running;
+      // Who fails after SIGTERM was ended by it.
+      if (failure && signal == SIGTERM && (!first || failure->cause < first->cause))
+        first = std::move(failure);
+    }
+    if (first && !deadline && signal == SIGTERM) deadline = SteadyClock::now() + kCauseWait;
+    const bool is_known = first && signal == SIGTERM && first->cause.kind != Cause::kPeerGone;
+    if (!deadline || (!is_known && SteadyClock::now() < *deadline)) continue;
+    for (const Worker& worker : workers)
+      if (worker.pid > 1) ::kill(worker.pid, signal);
+    if (signal == SIGTERM)
+      deadline = SteadyClock::now() + grace;
+    else
+      deadline.reset();
+    signal = SIGKILL;
+  }
+  return first;
+}
+
+}  // namespace
+
+Result<void> spawn(int nprocs, const std::function<Result<void>(int rank)>& fn, const SpawnOptions& options) {
+  if (nprocs < 1)
+    return fail(ErrorCode::kInvalidArgument, fmt::format("spawn of {} workers: at least one", nprocs));
+  MUSTER_OK(check_can_fork());
+  // What is buffered would be written by every worker.
+  std::cout.flush();
+  std::fflush(nullptr);
+  std::vector<Worker> workers;
+  workers.reserve(static_cast<std::size_t>(nprocs));
+  // The server's thread comes after the forks; until they know its port the workers wait.
+  const auto start = [&]() -> Result<std::unique_ptr<StoreServer>> {
+    for (int rank = 0; rank < nprocs; ++rank) {
+      MUSTER_TRY(Worker worker, start_worker(rank, nprocs, workers, fn));
+      workers.push_back(std::move(worker));
+      if (!workers.back().pidfd) return fail(errno_error("spawn: pidfd_open", errno));
+    }
+    MUSTER_TRY(auto server, StoreServer::start({.host = "127.0.0.1"}));
+    const std::uint16_t port = server->port();
+    for (const Worker& worker : workers) (void)::send(worker.channel.get(), &port, sizeof port, MSG_NOSIGNAL);
+    return server;
+  };
+  const auto server = start();
+  if (!server) {
+    for (const Worker& worker : workers) {
+      ::kill(worker.pid, SIGKILL);
+      (void)retry_eintr([&] { return ::waitpid(worker.pid, nullptr, 0); });
+    }
+    return fail(server.error());
+  }
+  if (auto failure = wait_for_all(workers, options.grace))
+    return fail(ErrorCode::kFailed, std::move(failure->text));
+  return {};
+}
+
+}  // namespace muster

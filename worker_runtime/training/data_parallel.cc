@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <barrier>
+#include <string>
+#include <thread>
+
+#include <muster/data_parallel.h>
+
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/cast/cast.h"
+
+namespace muster {
+namespace {
+
+class ThreadedDataParallel final : public DataParallel {
+ public:
+  explicit ThreadedDataParallel(std::size_t replicas)
+      : replicas_(replicas), meeting_(std::ssize(replicas_)) {}
+  ~ThreadedDataParallel() override {
+    stopping_ = true;
+    if (!threads_.empty()) meeting_.arrive_and_wait();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  Result<void> start(std::span<nn::Model> models, std::span<const Compute> computes) {
+    for (std::size_t i = 0; i < replicas_.size(); ++i) {
+      MUSTER_OK(models[i].allocate(computes[i]));
+      models[i].set_shards(static_cast<int>(i), 1);
+      MUSTER_TRY(void* const state, computes[i]->allocate(sizeof(State)));
+      replicas_[i] = {&models[i], computes[i].get(), static_cast<State*>(state), {}, {}, {}};
+    }
+    if (replicas_.size() > 1 && computes[0]->type() != DeviceType::kCpu) {
+      MUSTER_TRY(void* const received, computes[0]->allocate(models[0].arena_bytes()));
+      received_ = static_cast<float*>(received);
+    }
+    for (std::size_t i = 1; i < replicas_.size(); ++i)
+      threads_.emplace_back([this, &replica = replicas_[i]] {
+        for (meeting_.arrive_and_wait(); !stopping_; meeting_.arrive_and_wait()) run(replica);
+      });
+    return {};
+  }
+
+  Result<LossTotals> forward_backward(std::span<const float> input, std::span<const std::int32_t> labels,
+                                      const Loss& loss) override {
+    std::size_t sample = 1;
+    for (const int extent : replicas_[0].model->input_shape()) sample *= static_cast<std::size_t>(extent);
+    if (labels.empty() || input.size() != labels.size() * sample)
+      return fail(ErrorCode::kInvalidArgument, std::to_string(input.size()) + " values are no batch of " +
+                                                   std::to_string(labels.size()) + " samples");
+    const std::vector<int> sizes =
+        chunk_sizes(static_cast<int>(labels.size()), static_cast<int>(replicas_.size()));
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < replicas_.size(); ++i) {
+      const std::size_t size = i < sizes.size() ? static_cast<std::size_t>(sizes[i]) : 0;
+      replicas_[i].input = input.subspan(begin * sample, size * sample);
+      replicas_[i].labels = labels.subspan(begin, size);
+      begin += size;
+    }
+    batch_ = labels.size();
+    loss_ = &loss;
+    Device& first = *replicas_[0].device;
+    MUSTER_OK(first.synchronize());  // the optimizer is done with the parameters
+    meeting_.arrive_and_wait();
+    run(replicas_[0]);
+    LossTotals totals;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      MUSTER_TRY(const LossTotals part, replicas_[i].result);
+      totals.loss_sum += part.loss_sum;
+      totals.correct += part.correct;
+      totals.num_samples += part.num_samples;
+      if (i != 0) add_gradients(*replicas_[i].model);
+    }
+    MUSTER_OK(first.synchronize());
+    return totals;
+  }
+
+ private:
+  struct State {
+    LossTotals totals;
+    float share = 0;  // of the batch: what the loss of a replica's part multiplies its gradient with
+  };
+  struct Replica {
+    nn::Model* model = nullptr;
+    Device* device = nullptr;
+    State* state = nullptr;        // device memory
+    std::span<const float> input;  // its part of the batch, or nothing
+    std::span<const std::int32_t> labels;
+    Result<LossTotals> result;
+  };
+
+  /// Of every replica at the same time.
+  void run(Replica& replica) {
+    const nn::Model &model = *replica.model, &first = *replicas_[0].model;
+    if (&model != &first && !replica.labels.empty()) {
+      replica.device->copy_on_device(model.params(), first.params(), model.arena_bytes());
+      replica.device->copy_on_device(model.buffer_arena(), first.buffer_arena(),
+                                     model.buffer_elements() * sizeof(float));
+      (void)replica.device->synchronize();  // compute() returns its error, too
+    }
+    meeting_.arrive_and_wait();  // from here on replica 0 changes its buffers
+    if (!replica.labels.empty()) replica.result = compute(replica);
+    meeting_.arrive_and_wait();
+  }
+
+  Result<LossTotals> compute(Replica& replica) const {
+    Device& device = *replica.device;
+    const auto size = static_cast<int>(replica.labels.size());
+    MUSTER_TRY(const nn::Plan* const plan, replica.model->plan(size, nn::Mode::kTraining));
+    State state{{}, static_cast<float>(size) / static_cast<float>(batch_)};
+    device.copy_to_device(plan->input(), replica.input.data(), replica.input.size_bytes());
+    device.copy_to_device(plan->labels(), replica.labels.data(), replica.labels.size_bytes());
+    device.copy_to_device(replica.state, &state, sizeof state);
+    plan->forward();
+    LossFrame frame = loss_frame(*replica.model, *plan);
+    frame.scale = &replica.state->share;
+    frame.totals = &replica.state->totals;
+    device.report_cuda(loss_->compute(frame), "loss");
+    plan->backward();
+    device.copy_to_host(&state, replica.state, sizeof state);
+    MUSTER_OK(device.synchronize());
+    return state.totals;
+  }
+
+  void add_gradients(const nn::Model& from) {
+    Device& first = *replicas_[0].device;
+    const float* gradients = from.grads();
+    if (received_ != nullptr) {
+      first.copy_on_device(received_, gradients, from.arena_bytes());
+      gradients = received_;
+    }
+    nn::add_on_device(first, replicas_[0].model->grads(), gradients, from.arena_elements());
+  }
+
+  std::vector<Replica> replicas_;
+  std::barrier<> meeting_;
+  std::vector<std::thread> threads_;  // of all replicas but the first
+  float* received_ = nullptr;         // another GPU's gradients, on the first
+  bool stopping_ = false;             // this and what follows: written while the threads wait
+  std::size_t batch_ = 0;
+  const Loss* loss_ = nullptr;
+};
+
+}  // namespace
+
+std::vector<int> chunk_sizes(int batch, int devices) {
+  const int size = (batch + devices - 1) / devices;
+  std::vector<int> sizes;
+  for (int begin = 0; begin < batch; begin += size) sizes.push_back(std::min(size, batch - begin));
+  return sizes;
+}
+
+Result<std::unique_ptr<DataParallel>> DataParallel::create(std::span<nn::Model> models,
+                                                           std::span<const Compute> computes) {
+  if (models.empty() || models.size() != computes.size())
+    return fail(ErrorCode::kInvalidArgument, "DataParallel: not one compute for each of one or more models");
+  for (std::size_t i = 1; i < models.size(); ++i)
+    if (models[i].arena_elements() != models[0].arena_elements() ||
+        models[i].buffer_elements() != models[0].buffer_elements() ||
+        !std::ranges::equal(models[i].parameters(), models[0].parameters(), {}, &nn::Parameter::shape,
+                            &nn::Parameter::shape))
+      return fail(ErrorCode::kMismatch, "DataParallel: model " + std::to_string(i) +
+                                            " has other parameters than the first; use the same options");
+  auto made = std::make_unique<ThreadedDataParallel>(models.size());
+  MUSTER_OK(made->start(models, computes));
+  return made;
+}
+
+}  // namespace muster
