@@ -55,7 +55,7 @@ FOLDERS = [
     ("worker_runtime/graph", "core device include ops", "operations over values: arenas, lifetimes, the walk"),
     ("worker_runtime/ops", "device include", "a folder for each operation"),
     ("worker_runtime/groups", "core device include", "process groups"),
-    ("worker_runtime/observe", "core include", "what a worker tells its agent"),
+    ("worker_runtime/observe", "core include", "what a worker tells its agent, MACs, TensorBoard"),
     ("worker_runtime/device", "core include", "memory, streams and capture: the CPU and GPUs"),
     ("worker_runtime/core", "include", "placement, random numbers, shared libraries"),
     ("worker_runtime/include", "", "installed headers"),
@@ -90,7 +90,7 @@ LIBRARIES = [
      "Asio lives in the folders that do I/O; base has the timer of their loops"),
     ("CLI11", r"CLI/", r"rendezvous/musterd/options\.cc$|launcher/ctl/main\.cc$|worker_runtime/examples/|tests/",
      "CLI11 takes 2.4 s to compile and 0.3 ms of each start: one .cc per binary, and none of muster's"),
-    ("CUDA", r"(cuda|cublas|cudnn|cooperative_groups|cub/|thrust/|mma\.h|nvToolsExt)",
+    ("CUDA", r"(cuda|cublas|cudnn|cooperative_groups|cub/|thrust/|mma\.h|nvtx3)",
      r"worker_runtime/device/cuda/|worker_runtime/device/compute\.cc$|worker_runtime/ops/[\w/]*(cuda_|plan)\w+\.(h|cc)$|worker_runtime/(ops|optim)/[\w/]+\.cuh?$|"
      r"worker_runtime/groups/nccl/|tests/(unit/cuda|gpu|bench)/",
      "CUDA is found, never required: its headers stay in the device files"),

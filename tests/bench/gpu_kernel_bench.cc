@@ -18,6 +18,7 @@
 #include <muster/image_dataset.h>
 #include <muster/nn.h>
 #include <muster/optim.h>
+#include <muster/profile.h>
 
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/cast/cast.h"
@@ -150,7 +151,11 @@ Make product(bool forward, DType autocast, const nn::Shape& input, int batch,
   return [=](const Settings& settings) -> Result<Work> {
     const int samples = batch > 0 ? batch : settings.batch;
     MUSTER_TRY(Single single, plan_single(settings, input, samples, autocast, build));
-    const auto macs = static_cast<double>(single.model->macs_per_sample());
+    nn::Shape batch_of_one = input;
+    batch_of_one.insert(batch_of_one.begin(), 1);
+    MUSTER_TRY(const ModelProfile counted,
+               profile(*single.model, batch_of_one, {.rule = MacRule::kPure, .custom_rules = {}}));
+    const auto macs = static_cast<double>(counted.macs);
     Work work = work_of(std::make_shared<Single>(std::move(single)), forward);
     work.flop = (forward ? 2.0 : 4.0) * macs * samples;
     work.autocast = autocast;

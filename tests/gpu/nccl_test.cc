@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The NCCL group with the real NCCL.
 #include <csignal>
+#include <fstream>
+#include <iterator>
 #include <unistd.h>
+
+#include <muster/sampler.h>
+#include <muster/trainer.h>
 
 #include "tests/gpu/nccl_ranks.h"
 #include "tests/gpu/tiny_training.h"
+#include "tests/support/trainer_run.h"
 #include "worker_runtime/device/step_graph.h"
 #include "worker_runtime/groups/nccl/nccl_group.h"
 
@@ -72,6 +78,34 @@ std::string captured_equals_called(Member& member, int rank) {
   return "";
 }
 
+/// 10 steps over 4 logical shards of 2 samples; the digest of the parameters afterwards.
+Result<std::string> train_sharded(const TemporaryDirectory& directory, int rank, int size) {
+  constexpr int kShards = 4, kBatch = 2, kSteps = 10;
+  nn::Graph graph({1, 28, 28});
+  const nn::Value pooled = nn::max_pool2d(
+      nn::relu(nn::conv2d("conv", graph.input(), {.out_channels = 4, .kernel = 5, .stride = 2})));
+  MUSTER_TRY(nn::Model model, nn::Model::create(graph, nn::linear("fc", nn::flatten(pooled), 10)));
+  Generator generator(3);
+  model.initialize(generator);
+  MUSTER_TRY(const Compute compute, make_compute(DeviceType::kCuda, 0));
+  MUSTER_TRY(const auto store, open_file_store(directory.file("store")));
+  MUSTER_TRY(const auto group, make_nccl_group(*store, rank, size, 0, stream_of(compute), Millis(60'000)));
+  const ImageDataset images = striped_images(kSteps * kShards * kBatch - 3);
+  MUSTER_TRY(const auto ddp,
+             DistributedDataParallel::create(model, compute, *group, {.logical_shards = kShards}));
+  MUSTER_TRY(const DeviceDataset data, DeviceDataset::upload(compute, images));
+  MUSTER_TRY(const auto sgd, Sgd::create(model, {.lr = 0.01F}));
+  MUSTER_TRY(const auto trainer, Trainer::create(*ddp, *sgd, data, {.batch_size = kBatch}));
+  MUSTER_TRY(const auto sampler, DistributedSampler::create({.num_samples = data.size,
+                                                             .rank = rank,
+                                                             .world_size = size,
+                                                             .logical_shards = kShards,
+                                                             .batch_size = kBatch}));
+  MUSTER_OK(trainer->begin_epoch(sampler.indices()));
+  for (int step = 0; step < kSteps; ++step) MUSTER_OK(trainer->step());
+  return nn::parameters_sha256(model);
+}
+
 }  // namespace
 
 TEST_CASE("NCCL with one rank starts, runs every collective and ends") {
@@ -127,6 +161,21 @@ TEST_CASE("a captured step of two NCCL ranks equals the called one, and the rank
     EXPECT(std::memcmp(both.data(), both.data() + count, count * sizeof(float)) == 0);
     return "";
   });
+}
+
+TEST_CASE("with logical shards, parameters do not depend on the number of NCCL ranks, to the last bit") {
+  const TemporaryDirectory digests;
+  for (const int size : {1, 2, 4}) {
+    const TemporaryDirectory directory;
+    run(size, [&](int rank) -> std::string {
+      const auto digest = train_sharded(directory, rank, size);
+      if (!digest) return text_of(digest.error());
+      if (size == 1) std::ofstream(digests.file("one")) << *digest;
+      std::ifstream file(digests.file("one"));
+      EXPECT(*digest == std::string(std::istreambuf_iterator<char>(file), {}));
+      return "";
+    });
+  }
 }
 
 TEST_CASE("an NCCL rank that is killed is an error to the other within the timeout") {

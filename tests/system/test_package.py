@@ -23,7 +23,7 @@ def installed(tmp_path_factory, build, root):
 
 def test_installed_tree_has_programs_libraries_headers_and_package(installed):
     prefix = installed / "prefix"
-    assert {p.name for p in (prefix / "bin").iterdir()} >= {"muster", "musterd", "musterctl", "muster-preflight"}
+    assert {p.name for p in (prefix / "bin").iterdir()} >= {"muster", "musterd", "musterctl", "muster-preflight", "muster-profile"}
     headers = {p.name for p in (prefix / "include/muster").iterdir()}
     assert {"store.h", "tcp_store.h", "init.h", "process_group.h"} <= headers
     assert list(prefix.rglob("muster-config.cmake"))

@@ -4,9 +4,13 @@
 #include <muster/compute.h>
 
 #include "worker_runtime/device/cpu/cpu_device.h"
+#include "worker_runtime/device/tracer.h"
 #ifdef MUSTER_HAS_CUDA
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#endif
 #endif
 
 namespace muster {
@@ -26,6 +30,22 @@ Result<void> Device::claim(std::size_t size_bytes) {
       fmt::format("allocate {} bytes on {}: {} of the {} bytes that a memory fraction of {} allows are "
                   "in use; use a smaller batch or model, or a larger fraction",
                   size_bytes, name(), claimed_bytes_, *cap_bytes_, options_.memory_fraction));
+}
+
+void TraceRange::start(std::string_view name, std::string_view category) {
+  name_ = name;
+  category_ = category;
+#ifdef NVTX_VERSION
+  nvtxRangePushA(std::string(name).c_str());
+#endif
+  begin_ = std::chrono::steady_clock::now();
+}
+
+void TraceRange::finish() {
+  tracer_->events.push_back({std::string(name_), category_, begin_, std::chrono::steady_clock::now()});
+#ifdef NVTX_VERSION
+  nvtxRangePop();
+#endif
 }
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {

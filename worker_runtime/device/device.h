@@ -16,6 +16,8 @@
 
 namespace muster {
 
+struct Tracer;
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -60,6 +62,10 @@ class Device {
   /// Records what is enqueued on stream(); nullptr where work is done at once (CPU).
   [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
 
+  /// Where the steps' ranges go (tracer.h); nullptr: nowhere.
+  [[nodiscard]] Tracer* tracer() const { return tracer_; }
+  void set_tracer(Tracer* tracer) { tracer_ = tracer; }
+
  protected:
   Device() = default;
   explicit Device(const ComputeOptions& options) : options_(options) {}
@@ -68,6 +74,7 @@ class Device {
 
  private:
   ComputeOptions options_;
+  Tracer* tracer_ = nullptr;
   std::optional<std::size_t> cap_bytes_;
   std::size_t claimed_bytes_ = 0;
 };

@@ -204,11 +204,18 @@ std::int64_t Model::num_parameters() const {
   return total;
 }
 
-std::int64_t Model::macs_per_sample() const {
-  std::int64_t total = 0;
-  for (const Graph::Node& node : nodes_)
-    if (node.operation != nullptr) total += node.operation->macs();
-  return total;
+std::vector<OperationInfo> Model::operations() const {
+  std::vector<OperationInfo> made;
+  made.reserve(nodes_.size());
+  for (const Graph::Node& node : nodes_) {
+    if (node.operation == nullptr) continue;
+    OperationInfo& layer = made.emplace_back();
+    layer.name = node.name;
+    layer.operation = node.operation.get();
+    for (const int input : node.inputs) layer.inputs.push_back(shapes_[static_cast<std::size_t>(input)]);
+    layer.output = shapes_[static_cast<std::size_t>(&node - nodes_.data()) + 1];
+  }
+  return made;
 }
 
 void Model::initialize(Generator& generator) {

@@ -9,7 +9,7 @@
 #include <muster/check.h>
 #include <muster/nn.h>
 
-#include "worker_runtime/device/device.h"
+#include "worker_runtime/device/tracer.h"
 #include "worker_runtime/graph/memory_plan.h"
 #include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/ops/dropout/dropout.h"
@@ -301,6 +301,8 @@ class Model::PlanBuilder {
     for (int i = 0; i < n_; ++i) {
       if (operation(i) == nullptr) continue;
       Plan::Step& step = at(plan->steps_, i);
+      const std::string& name = at(model_.nodes_, i).name;
+      step.name = (name.empty() ? "" : name + " ") + std::string(operation(i)->type());
       if (!is_view(i)) step.operation = operation(i);
       fill_frame(i, step);
       if (training_ && operation(i)->draws_random_numbers()) plan->random_ = step.forward;
@@ -443,17 +445,20 @@ std::string Plan::backends() const {
 void Plan::forward() const {
   if (random_.random != nullptr) device_->enqueue_call(random_, [](const Frame& frame) { advance(frame); });
   for (const Step& step : steps_)
-    if (step.operation != nullptr)
+    if (step.operation != nullptr) {
+      const TraceRange range(*device_, step.name, "forward");
       device_->enqueue_call(step, [](const Step& s) {
         for (const Cast& before : s.before_forward) cast(s.forward, before);
         s.operation->forward(s.forward);
         for (const Cast& after : s.after_forward) cast(s.forward, after);
       });
+    }
 }
 
 void Plan::backward_operation(int operation) const {
   const Step& step = steps_[static_cast<std::size_t>(operation)];
   if (!step.has_backward) return;
+  const TraceRange range(*device_, step.name, "backward");
   device_->enqueue_call(step, [](const Step& s) {
     for (const Cast& before : s.before_backward) cast(s.forward, before);
     if (s.operation != nullptr) s.operation->backward(s.backward);

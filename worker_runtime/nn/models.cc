@@ -82,13 +82,16 @@ Result<Model> resnet(int depth, const Shape& input, int classes, const ModelOpti
     Value (*block)(const std::string&, Value, int, int);
     std::array<int, 4> blocks;
   };
-  static constexpr std::array<Kind, 3> kKinds{
-      {{18, basic_block, {2, 2, 2, 2}}, {34, basic_block, {3, 4, 6, 3}}, {50, bottleneck, {3, 4, 6, 3}}}};
+  static constexpr std::array<Kind, 5> kKinds{{{18, basic_block, {2, 2, 2, 2}},
+                                               {34, basic_block, {3, 4, 6, 3}},
+                                               {50, bottleneck, {3, 4, 6, 3}},
+                                               {101, bottleneck, {3, 4, 23, 3}},
+                                               {152, bottleneck, {3, 8, 36, 3}}}};
   const auto kind =
       std::find_if(kKinds.begin(), kKinds.end(), [depth](const Kind& k) { return k.depth == depth; });
   if (kind == kKinds.end())
     return fail(ErrorCode::kInvalidArgument,
-                "ResNet-" + std::to_string(depth) + " is not there: 18, 34 and 50 are");
+                "ResNet-" + std::to_string(depth) + " is not there: 18, 34, 50, 101 and 152 are");
   Graph graph(input);
   Value x = relu(batch_norm2d("bn1", plain_conv("conv1", graph.input(), 64, 7, 2)));
   x = max_pool2d(x, {.kernel = 3, .stride = 2, .padding = 1});

@@ -6,7 +6,7 @@
 
 #include <muster/check.h>
 
-#include "worker_runtime/device/device.h"
+#include "worker_runtime/device/tracer.h"
 #include "worker_runtime/optim/update.h"
 
 namespace muster {
@@ -94,6 +94,7 @@ void Optimizer::send() const {
 }
 
 void Optimizer::step(float grad_scale) {
+  const TraceRange range(*model_->compute(), "optimizer", "optimizer");
   prepare(grad_scale);
   model_->compute()->enqueue_call(*this, [](const Optimizer& self) { self.run(); });
 }

@@ -10,7 +10,7 @@
 #include <muster/check.h>
 #include <muster/ddp.h>
 
-#include "worker_runtime/device/device.h"
+#include "worker_runtime/device/tracer.h"
 #include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/training/host_collectives.h"
 
@@ -256,6 +256,7 @@ Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
     if (!sync_)
       return fail(ErrorCode::kInvalidArgument, "ddp: no_sync() and logical shards exclude each other");
     plan.backward();
+    const TraceRange range(*model_->compute(), "sum of shards", "communication");
     return shards_->add();
   }
   const std::vector<nn::Parameter>& parameters = model_->parameters();
@@ -270,6 +271,7 @@ Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
   if (!sync_) return accumulate_locally();
   MUSTER_OK(ready(0, complete));  // of operations the loss does not reach, too
   enter("all_reduce");
+  const TraceRange range(*model_->compute(), "wait for all_reduce", "communication");
   MUSTER_OK(reducer_->wait());
   if (has_accumulated_) {
     model_->compute()->zero(accumulated_, model_->arena_bytes());

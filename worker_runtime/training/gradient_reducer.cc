@@ -5,7 +5,7 @@
 #include <muster/gradient_reducer.h>
 #include <muster/operation.h>
 
-#include "worker_runtime/device/device.h"
+#include "worker_runtime/device/tracer.h"
 #include "worker_runtime/ops/cast/cast.h"
 
 namespace muster {
@@ -26,20 +26,21 @@ std::vector<Bucket> plan_buckets(std::span<const std::size_t> offsets, std::size
 namespace {
 
 class BucketReducer final : public GradientReducer {
+  using Clock = std::chrono::steady_clock;
+
  public:
-  BucketReducer(ProcessGroup& group, float* gradients, std::vector<Bucket> buckets)
-      : group_(&group), gradients_(gradients), buckets_(std::move(buckets)) {
+  BucketReducer(ProcessGroup& group, float* gradients, std::vector<Bucket> buckets, Compute compute)
+      : group_(&group), gradients_(gradients), buckets_(std::move(buckets)), compute_(std::move(compute)) {
     outstanding_.reserve(buckets_.size());
   }
 
-  Result<void> compress(DType dtype, std::size_t elements, const Compute& compute) {
-    compute_ = compute;
+  Result<void> compress(DType dtype, std::size_t elements) {
     dtype_ = dtype;
     MUSTER_TRY(void* const memory, group_->allocate(elements * size_of(dtype)));
     sent_ = static_cast<std::uint8_t*>(memory);
     nn::Frame frame;
-    frame.device = compute.get();
-    frame.stream = compute->stream();
+    frame.device = compute_.get();
+    frame.stream = compute_->stream();
     const float share = 1.0F / static_cast<float>(group_->world_size());
     for (const Bucket& bucket : buckets_) {
       float* const own = gradients_ + bucket.offset;
@@ -69,7 +70,9 @@ class BucketReducer final : public GradientReducer {
       // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back,
       // which at 178 KB of gradients costs more than the reduction.
       if (next_ + 1 == buckets_.size() && group_->device() == DeviceType::kCpu) return {};
+      const Clock::time_point begun = traces() ? Clock::now() : Clock::time_point{};
       MUSTER_TRY(auto work, group_->start_all_reduce(to_send(), op()));
+      if (group_->device() != DeviceType::kCpu && traces()) trace(next_, {begun, Clock::now(), false});
       outstanding_.push_back(std::move(work));
     }
     return {};
@@ -77,18 +80,25 @@ class BucketReducer final : public GradientReducer {
 
   Result<void> finish() {
     MUSTER_OK(start(0));
-    using Clock = std::chrono::steady_clock;
     const bool measured = group_->world_size() > 1 && group_->device() == DeviceType::kCpu;
     const Clock::time_point begun = measured ? Clock::now() : Clock::time_point{};
     Result<void> result;
     for (const auto& work : outstanding_)
       if (auto done = work->wait(); !done && result) result = std::move(done);
     MUSTER_OK(result);
+    const Clock::time_point last = traces() ? Clock::now() : begun;
     if (group_->world_size() > 1 && next_ < buckets_.size()) MUSTER_OK(group_->all_reduce(to_send(), op()));
     if (measured) {
+      const Clock::time_point ended = Clock::now();
       ++time_.steps;
-      time_.exposed += Clock::now() - begun;
-      for (const auto& work : outstanding_) time_.hidden += work->ran_before(begun);
+      time_.exposed += ended - begun;
+      for (std::size_t i = 0; i < outstanding_.size(); ++i) {
+        const Work::Times times = outstanding_[i]->times();
+        if (times.beside)
+          time_.hidden += std::max(std::min(times.ended, begun) - times.begun, std::chrono::nanoseconds(0));
+        if (traces()) trace(i, times);
+      }
+      if (traces() && next_ < buckets_.size()) trace(next_, {last, ended, false});
     }
     for (const Casts& casts : casts_)
       compute_->enqueue_call(casts, [](const Casts& c) { nn::cast(c.frame, c.back); });
@@ -100,6 +110,12 @@ class BucketReducer final : public GradientReducer {
   Result<void> or_reset(Result<void> done) {
     if (!done) reset();
     return done;
+  }
+
+  bool traces() const { return compute_ != nullptr && compute_->tracer() != nullptr; }
+  void trace(std::size_t bucket, const Work::Times& times) {
+    compute_->tracer()->events.push_back({"all_reduce bucket " + std::to_string(bucket), "communication",
+                                          times.begun, times.ended, times.beside});
   }
 
   ReduceOp op() const { return casts_.empty() ? ReduceOp::kAvg : ReduceOp::kSum; }
@@ -144,11 +160,12 @@ Result<std::unique_ptr<GradientReducer>> GradientReducer::create(ProcessGroup& g
   const bool halves = options.compress == DType::kBFloat16 || options.compress == DType::kFloat16;
   if (!halves && options.compress != DType::kFloat32)
     return wrong("compressed to " + std::string(to_string(options.compress)) + "; it sends F32, BF16 or F16");
-  auto made = std::make_unique<BucketReducer>(group, gradients, plan_buckets(offsets, elements, options));
+  auto made =
+      std::make_unique<BucketReducer>(group, gradients, plan_buckets(offsets, elements, options), compute);
   if (halves && group.world_size() > 1) {
     if (compute == nullptr || compute->type() != group.device())
       return wrong("compress needs the device that the group reduces on");
-    MUSTER_OK(made->compress(options.compress, elements, compute));
+    MUSTER_OK(made->compress(options.compress, elements));
   }
   return made;
 }

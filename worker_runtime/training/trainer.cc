@@ -12,6 +12,7 @@
 
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/device/step_graph.h"
+#include "worker_runtime/device/tracer.h"
 #include "worker_runtime/ops/gather_normalize/gather_normalize.h"
 #include "worker_runtime/ops/shape_text.h"
 #include "worker_runtime/training/host_collectives.h"
@@ -121,6 +122,7 @@ class GraphTrainer final : public Trainer {
     } else {
       MUSTER_OK(ddp_->group().status());  // a replay calls no collective that would say it
       progress_.enter("replay");
+      const TraceRange range(*device_, "replay", "replay");
       device_->copy_on_device(step_indices_, indices,
                               static_cast<std::size_t>(count * samples) * sizeof *indices);
       optimizer_->prepare();
@@ -251,9 +253,13 @@ class GraphTrainer final : public Trainer {
     Batch& batch = planned.batches[static_cast<std::size_t>(slot)];
     batch.args = {dataset.images, dataset.labels,  indices,      plan.batch(), dataset.image_elements,
                   options_.mean,  options_.stddev, plan.input(), plan.labels()};
-    device_->enqueue_call(
-        batch, [](const Batch& gathered) { nn::gather_normalize(*gathered.device, gathered.args); });
+    {
+      const TraceRange range(*device_, "gather and normalize", "data");
+      device_->enqueue_call(
+          batch, [](const Batch& gathered) { nn::gather_normalize(*gathered.device, gathered.args); });
+    }
     plan.forward();
+    const TraceRange range(*device_, "loss", "forward");
     device_->enqueue_call(
         planned, [](const Planned& p) { p.frame.device->report_cuda(p.loss->compute(p.frame), "loss"); });
   }

@@ -136,7 +136,7 @@ TEST_CASE("a graph whose shapes or types do not meet is refused in one sentence"
        [] { return built({4}, [](Value x) { return nn::linear("a", x, 3); }, {.autocast = DType::kInt32}); },
        kWrong, "autocast to I32; it takes F32, BF16 or F16"},
       {"another depth of ResNet", [] { return outcome(nn::resnet(19)); }, kWrong,
-       "ResNet-19 is not there: 18, 34 and 50 are"},
+       "ResNet-19 is not there: 18, 34, 50, 101 and 152 are"},
       {"a graph without a parameter under the loss",
        [] {
          return built({4}, [](Value x) {

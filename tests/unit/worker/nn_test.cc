@@ -49,7 +49,6 @@ TEST_CASE("GarmentClassifier starts with PyTorch's weights, bit for bit") {
     Generator generator(seed);
     model.initialize(generator);
     REQUIRE(model.num_parameters() == 44426);
-    REQUIRE(model.macs_per_sample() == 281640);
     const std::vector<float> arena = model.read_params();
     for (const nn::Parameter& parameter : model.parameters()) {
       const std::string key = "garment." + std::to_string(seed) + "." + parameter.name;
@@ -165,7 +164,6 @@ TEST_CASE(
   Generator generator(42);
   model.initialize(generator);
   REQUIRE(model.num_parameters() == 61706);
-  REQUIRE(model.macs_per_sample() == 416'520);
   const std::vector<float> arena = model.read_params();
   for (const nn::Parameter& parameter : model.parameters()) {
     INFO(parameter.name);

@@ -8,9 +8,9 @@
 
 namespace muster::cuda {
 
-/// Adds 1 to a counter that the host reads too (mapped pinned memory); system-wide ordered after the work
-/// before it.
-[[nodiscard]] cudaError_t launch_increment(std::uint32_t* counter, cudaStream_t stream);
+/// Adds 1 to `count` (the GPU's memory) and writes it to `word` (mapped pinned memory), which the host reads;
+/// system-wide ordered after the work before it.
+[[nodiscard]] cudaError_t launch_increment(std::uint32_t* count, std::uint32_t* word, cudaStream_t stream);
 /// Brings its kernel onto the current GPU, as the first launch would: the driver loads kernels late, and a
 /// load may wait for the GPU, which a stream capture does not allow.
 [[nodiscard]] cudaError_t load_increment();

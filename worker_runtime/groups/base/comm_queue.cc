@@ -7,8 +7,8 @@ namespace muster::groups {
 
 struct CommQueue::Item {
   Operation operation;
-  std::optional<Result<void>> result;                  // guarded by Shared::mutex
-  std::chrono::steady_clock::time_point begun, ended;  // on the queue's own thread; likewise
+  std::optional<Result<void>> result;  // guarded by Shared::mutex
+  Work::Times times;                   // likewise
 };
 
 /// Lives as long as the queue and every Work that came from it.
@@ -30,7 +30,7 @@ struct CommQueue::Shared {
     Result<void> result = item->operation(own_thread);
     const auto ended = std::chrono::steady_clock::now();
     lock.lock();
-    if (own_thread) item->begun = begun, item->ended = ended;
+    item->times = {begun, ended, own_thread};
     item->result = std::move(result);
     item->operation = nullptr;
     running = false;
@@ -72,9 +72,9 @@ class CommQueue::QueuedWork final : public Work {
     shared_->help_until(lock, [&] { return item_->result.has_value(); });
     return *item_->result;
   }
-  std::chrono::nanoseconds ran_before(std::chrono::steady_clock::time_point when) const override {
+  Times times() const override {
     const std::lock_guard lock(shared_->mutex);
-    return std::max(std::min(item_->ended, when) - item_->begun, std::chrono::nanoseconds(0));
+    return item_->times;
   }
 
  private:

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <map>
+
 #include <cuda_runtime_api.h>
 
 #include "worker_runtime/device/cuda/counter.h"
@@ -96,21 +98,31 @@ class CudaDevice final : public NcclDevice {
   Result<std::uint32_t*> create_counter() override {
     // The first count_up() is often part of a capture.
     MUSTER_OK(check(cuda::load_increment(), "load the kernel that counts collectives"));
+    MUSTER_TRY(void* const count, allocate(sizeof(std::uint32_t)));
     void* memory = nullptr;
-    MUSTER_OK(
-        check(cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable),
-              "cudaHostAlloc"));
+    if (auto made =
+            check(cudaHostAlloc(&memory, sizeof(std::uint32_t), cudaHostAllocMapped | cudaHostAllocPortable),
+                  "cudaHostAlloc");
+        !made) {
+      free(count);
+      return fail(std::move(made).error());
+    }
     auto* counter = static_cast<std::uint32_t*>(memory);
     *counter = 0;
+    counts_[counter] = static_cast<std::uint32_t*>(count);
     return counter;
   }
 
-  void destroy_counter(std::uint32_t* counter) override { (void)cudaFreeHost(counter); }
+  void destroy_counter(std::uint32_t* counter) override {
+    free(counts_.at(counter));
+    (void)cudaFreeHost(counter);
+  }
 
   Result<void> count_up(std::uint32_t* counter, void* stream) override {
     (void)cudaGetLastError();  // what NCCL may have left behind on this thread is not the launch's error
     // Unified addressing: the pinned word has the same address on the GPU.
-    return check(cuda::launch_increment(counter, stream_of(stream)), "count a collective");
+    return check(cuda::launch_increment(counts_.at(counter), counter, stream_of(stream)),
+                 "count a collective");
   }
 
  private:
@@ -119,6 +131,7 @@ class CudaDevice final : public NcclDevice {
   }
 
   int index_;
+  std::map<const std::uint32_t*, std::uint32_t*> counts_;  // in the GPU's memory, by the host's word
 };
 
 }  // namespace

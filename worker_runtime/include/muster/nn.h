@@ -123,6 +123,14 @@ struct Parameter {
 /// Elements (64 bytes): a parameter's place starts on a cache line. The gap is 0 in every arena.
 inline constexpr std::size_t kArenaAlignment = 16;
 
+/// An operation of a model, for those who count or show what it does. Lives as long as the model.
+struct OperationInfo {
+  std::string name;  // as given to apply()
+  const Operation* operation = nullptr;
+  std::vector<Shape> inputs;  // without the batch
+  Shape output;
+};
+
 class Model;
 
 /// A model's step for one batch size: the operations with their memory. Made by Model::plan, lives as long as
@@ -159,6 +167,7 @@ class Plan {
  private:
   friend class Model;
   struct Step {
+    std::string name;                      // "conv1 Conv2d", in a profiler's timeline
     const Operation* operation = nullptr;  // nullptr: nothing to call forward
     std::unique_ptr<Prepared> prepared;
     bool has_backward = false;
@@ -204,8 +213,9 @@ class Model {
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
   /// Running statistics and the like, in an arena of their own.
   [[nodiscard]] const std::vector<Parameter>& buffers() const { return buffers_; }
+  /// In the order in which they run; of those that were fused, the one that runs.
+  [[nodiscard]] std::vector<OperationInfo> operations() const;
   [[nodiscard]] std::int64_t num_parameters() const;
-  [[nodiscard]] std::int64_t macs_per_sample() const;
   /// Elements of the parameter arena, gaps included; the gradient arena and an optimizer's state have the
   /// same layout.
   [[nodiscard]] std::size_t arena_elements() const { return arena_elements_; }
@@ -271,8 +281,8 @@ class Model {
 [[nodiscard]] Model lenet5(const ModelOptions& options = {});
 /// 784-512-512-10 with ReLU between, for (1, 28, 28) images. Parameter names fc1, fc2, fc3.
 [[nodiscard]] Model mlp(const ModelOptions& options = {});
-/// torchvision's ResNet-18, -34 and -50 with its names, for images of `input` (3, 224, 224 there).
-/// kInvalidArgument: another depth, or images that are too small.
+/// torchvision's ResNet-18, -34, -50, -101 and -152 with its names, for images of `input` (3, 224, 224
+/// there). kInvalidArgument: another depth, or images that are too small.
 [[nodiscard]] Result<Model> resnet(int depth, const Shape& input = {3, 224, 224}, int classes = 1000,
                                    const ModelOptions& options = {});
 

@@ -31,11 +31,12 @@ class Work {
   virtual ~Work() = default;
   /// CPU: blocks until done. NCCL: makes the compute stream wait; does not block the host.
   [[nodiscard]] virtual Result<void> wait() = 0;
-  /// After wait(): how long it ran beside the caller until `when`. 0 where the caller ran it, and on a GPU.
-  [[nodiscard]] virtual std::chrono::nanoseconds ran_before(
-      std::chrono::steady_clock::time_point /*when*/) const {
-    return {};
-  }
+  /// After wait(): when it ran, and whether beside the caller or by the caller's thread. All 0 on a GPU.
+  struct Times {
+    std::chrono::steady_clock::time_point begun, ended;
+    bool beside = false;
+  };
+  [[nodiscard]] virtual Times times() const { return {}; }
 };
 
 class ProcessGroup {

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <muster/profiler.h>
+
+#include "worker_runtime/core/atomic_file.h"
+#include "worker_runtime/device/tracer.h"
+#include "worker_runtime/training/host_collectives.h"
+
+namespace muster {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::int64_t nanoseconds(Clock::time_point when) {
+  return std::chrono::nanoseconds(when.time_since_epoch()).count();
+}
+
+/// What is to be added to this rank's clock to have rank 0's, and how far that may be off.
+struct Offset {
+  std::int64_t nanoseconds, error;
+};
+
+/// A collective is entered by every rank before any leaves it. So each one bounds the offset from below (rank
+/// 0 entered before this rank left) and from above; the tightest of several hold. NTP's idea, for all ranks
+/// at once.
+Result<Offset> measure_offset(ProcessGroup& group, HostCollectives& host) {
+  constexpr int kRounds = 20;
+  const auto world = static_cast<std::size_t>(group.world_size());
+  std::array<std::int64_t, 2> mine{};  // entered this round, left the one before
+  std::vector<std::int64_t> all(2 * world);
+  std::int64_t low = std::numeric_limits<std::int64_t>::min(),
+               high = std::numeric_limits<std::int64_t>::max();
+  for (int round = 0; round <= kRounds; ++round) {
+    const std::int64_t entered_before = mine[0];
+    mine[0] = nanoseconds(Clock::now());
+    MUSTER_OK(host.all_gather({mine.data(), 2, DType::kInt64}, {all.data(), all.size(), DType::kInt64}));
+    mine[1] = nanoseconds(Clock::now());
+    low = std::max(low, all[0] - mine[1]);
+    if (round > 0) high = std::min(high, all[1] - entered_before);
+  }
+  if (group.rank() == 0) return Offset{0, 0};
+  return Offset{low + (high - low) / 2, (high - low) / 2};
+}
+
+class StepProfiler final : public Profiler {
+ public:
+  StepProfiler(const Compute& compute, ProcessGroup& group, const ProfilerOptions& options)
+      : compute_(compute), group_(&group), options_(options), host_(group, compute) {
+    begin_step();
+  }
+  ~StepProfiler() override {
+    if (compute_->tracer() == &tracer_) compute_->set_tracer(nullptr);
+  }
+
+  Result<void> step() override {
+    if (is_done()) return {};
+    tracer_.events.push_back({fmt::format("ProfilerStep#{}", steps_), "step", step_begun_, Clock::now()});
+    ++steps_;
+    if (!is_done()) {
+      begin_step();
+      return {};
+    }
+    compute_->set_tracer(nullptr);
+    return write();
+  }
+  bool is_done() const override {
+    return steps_ == options_.schedule.wait + options_.schedule.warmup + options_.schedule.active;
+  }
+
+ private:
+  void begin_step() {
+    if (steps_ == options_.schedule.wait) compute_->set_tracer(&tracer_);
+    if (steps_ <= options_.schedule.wait + options_.schedule.warmup) tracer_.events.clear();  // keeps memory
+    step_begun_ = Clock::now();
+  }
+
+  /// This rank's events on rank 0's clock, as elements of a JSON array.
+  std::string to_json(const Offset& offset) const {
+    const int rank = group_->rank();
+    const auto microseconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1000; };
+    std::string text;
+    const auto add = [&](const char* phase, int thread, std::string_view name, nlohmann::json json) {
+      json.update({{"ph", phase}, {"pid", rank}, {"tid", thread}, {"name", name}});
+      text +=
+          (text.empty() ? "" : ",\n") + json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    };
+    const auto describe = [&](std::string_view what, int thread, const char* key, const auto& value) {
+      add("M", thread, what, {{"args", {{key, value}}}});
+    };
+    describe("process_name", 0, "name", fmt::format("rank {}", rank));
+    describe("process_sort_index", 0, "sort_index", rank);
+    describe("process_labels", 0, "labels", fmt::format("clock +-{} us", microseconds(offset.error)));
+    describe("thread_name", 0, "name", "step");
+    describe("thread_name", 1, "name", "communication");
+    for (const Tracer::Event& event : tracer_.events)
+      add("X", event.beside ? 1 : 0, event.name,
+          {{"cat", event.category},
+           {"ts", microseconds(nanoseconds(event.begin) + offset.nanoseconds)},
+           {"dur", microseconds((event.end - event.begin).count())}});
+    return text;
+  }
+
+  Result<void> write() {
+    MUSTER_TRY(const Offset offset, measure_offset(*group_, host_));
+    const std::string mine = to_json(offset);
+    const auto size = static_cast<std::int64_t>(mine.size());
+    std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->world_size()));
+    MUSTER_OK(host_.all_gather({&size, 1, DType::kInt64}, {sizes.data(), sizes.size(), DType::kInt64}));
+    std::string all = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+    for (int rank = 0; rank < group_->world_size(); ++rank) {
+      std::string part = rank == group_->rank() ? mine : std::string();
+      part.resize(static_cast<std::size_t>(sizes[static_cast<std::size_t>(rank)]));
+      MUSTER_OK(host_.broadcast({part.data(), part.size(), DType::kUInt8}, rank));
+      if (group_->rank() == 0) all += (rank == 0 ? "" : ",\n") + part;
+    }
+    if (group_->rank() != 0) return {};
+    return write_file_atomically(options_.path, std::array<std::string_view, 2>{all, "\n]}\n"});
+  }
+
+  const Compute compute_;
+  ProcessGroup* const group_;
+  const ProfilerOptions options_;
+  HostCollectives host_;
+  Tracer tracer_;
+  int steps_ = 0;  // that have ended
+  Clock::time_point step_begun_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Profiler>> Profiler::create(const Compute& compute, ProcessGroup& group,
+                                                   const ProfilerOptions& options) {
+  const ProfilerSchedule& s = options.schedule;
+  if (s.wait < 0 || s.warmup < 0 || s.active < 1)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("profiler: a schedule of {} steps to wait, {} to warm up and {} active; at least "
+                            "one is active, none is negative",
+                            s.wait, s.warmup, s.active));
+  return std::make_unique<StepProfiler>(compute, group, options);
+}
+
+RecordFunction::RecordFunction(const Compute& compute, std::string_view name) {
+  if (compute->tracer() != nullptr) range_ = std::make_unique<TraceRange>(*compute, name, "user");
+}
+RecordFunction::~RecordFunction() = default;
+
+}  // namespace muster
