@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads an image folder for scripts/bench data and for the comparison with torchvision (tests/interop/test_torchvision.py).
+// Loads an image folder for scripts/bench data and for the comparison with torchvision
+// (tests/interop/test_torchvision.py).
 //   data_load serve ROOT WORKERS BATCH exact|scaled   an epoch for each line on stdin: a line of JSON
-//   data_load dump ROOT FILE exact|scaled train|evaluate   an epoch in order: the tensors into FILE, a line each
-//   data_load list ROOT        the time to list it
-//   data_load empty WORKERS BATCHES   batches of 64 samples that cost nothing
+//   data_load dump ROOT FILE exact|scaled train|evaluate   an epoch in order: the tensors into FILE, a line
+//   each data_load list ROOT        the time to list it data_load empty WORKERS BATCHES   batches of 64
+//   samples that cost nothing
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -30,8 +31,9 @@ const transforms::Normalize kNormalize{{0.485F, 0.456F, 0.406F}, {0.229F, 0.224F
 
 ImageFolderOptions options_of(const std::string& decode, bool trains) {
   using namespace transforms;
-  return {.transform = trains ? Compose{RandomResizedCrop(224), RandomHorizontalFlip(), ToTensor(), kNormalize}
-                              : Compose{Resize(256), CenterCrop(224), ToTensor(), kNormalize},
+  return {.transform = trains
+                           ? Compose{RandomResizedCrop(224), RandomHorizontalFlip(), ToTensor(), kNormalize}
+                           : Compose{Resize(256), CenterCrop(224), ToTensor(), kNormalize},
           .scaled_decode = decode == "scaled"};
 }
 
@@ -58,7 +60,8 @@ Result<void> serve(const std::string& root, int workers, int batch, const std::s
 Result<void> dump(const std::string& root, const char* path, const std::string& decode, bool trains) {
   const ImageFolderOptions options = options_of(decode, trains);
   MUSTER_TRY(const ImageFolder folder, ImageFolder::create(root, options));
-  MUSTER_TRY(const auto loader, DataLoader::create(folder, SequentialSampler(folder.size()), {.num_workers = 2, .seed = 5}));
+  MUSTER_TRY(const auto loader,
+             DataLoader::create(folder, SequentialSampler(folder.size()), {.num_workers = 2, .seed = 5}));
   std::FILE* const out = std::fopen(path, "wb");
   if (out == nullptr) return fail(errno_error(path, errno));
   while (true) {
@@ -67,14 +70,16 @@ Result<void> dump(const std::string& root, const char* path, const std::string& 
     std::fwrite(batch->inputs.data, 1, batch->inputs.size_bytes(), out);
     const std::int32_t index = batch->indices[0];
     MUSTER_TRY(const std::string bytes, read_file(folder.path(index)));
-    MUSTER_TRY(const ImageSize size, image_size({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}));
+    MUSTER_TRY(const ImageSize size,
+               image_size({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}));
     SampleGenerator random(5, 0, static_cast<std::uint64_t>(index));
     std::vector<transforms::Step> steps;
     options.transform.plan(size.width, size.height, random, steps);
-    std::printf("{\"path\": \"%s\", \"label\": %d, \"steps\": [", folder.path(index).c_str(), batch->labels[0]);
+    std::printf("{\"path\": \"%s\", \"label\": %d, \"steps\": [", folder.path(index).c_str(),
+                batch->labels[0]);
     for (const transforms::Step& step : steps)
-      std::printf("%s[%d, %d, %d, %d, %d]", &step == steps.data() ? "" : ", ", static_cast<int>(step.kind), step.left,
-                  step.top, step.width, step.height);
+      std::printf("%s[%d, %d, %d, %d, %d]", &step == steps.data() ? "" : ", ", static_cast<int>(step.kind),
+                  step.left, step.top, step.width, step.height);
     std::printf("]}\n");
   }
   if (std::fclose(out) != 0) return fail(errno_error(path, errno));

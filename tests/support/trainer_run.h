@@ -42,7 +42,8 @@ struct FloatImages {
     const auto count = static_cast<std::size_t>(images->image_elements());
     for (std::size_t i = 0; i < count; ++i) {
       const auto value = static_cast<float>(images->images[static_cast<std::size_t>(index) * count + i]);
-      slot.f32()[i] = fused ? std::fma(value, static_cast<float>(1 / 127.5), -1.0F) : (value / 255.0F - 0.5F) / 0.5F;
+      slot.f32()[i] =
+          fused ? std::fma(value, static_cast<float>(1 / 127.5), -1.0F) : (value / 255.0F - 0.5F) / 0.5F;
     }
     *slot.label = images->labels[static_cast<std::size_t>(index)];
     return {};

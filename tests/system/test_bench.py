@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 import ckpt  # noqa: E402
+import data  # noqa: E402
 import launch  # noqa: E402
 import launch_deaths  # noqa: E402
 import launch_memory  # noqa: E402
@@ -136,3 +137,18 @@ def test_what_a_checkpoint_costs_is_measured_against_the_disk_and_pytorch(tmp_pa
     for side in ("write and fsync", "muster", "torch.save 2.14", "safetensors save_file", "one memory copy"):
         assert f"\n{side}" in shown, shown
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_data_bench_measures_batches_without_work(bin_dir, workers):
+    line = measure.json_line([str(bin_dir / "data_load"), "empty", str(workers), "50"])
+    assert line["batches"] == 49 and line["seconds"] > 0
+
+
+def test_the_data_bench_lists_a_folder_and_loads_what_pytorch_loads(bin_dir, tmp_path, monkeypatch, capsys):
+    if not (measure.ROOT / ".venv/torchvision").is_dir():
+        pytest.skip("no torchvision here: scripts/setup --full installs it")
+    monkeypatch.setattr(data, "best_workers", lambda torch, root, batch: (1, {1: 1.0}))
+    assert data.main(["--rounds=2", "--images=8", "--batch-size=4", "--batches=20", "--files=100"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("images/s") >= 5 and "a folder of 100 images listed" in out and "muster, scaled" in out

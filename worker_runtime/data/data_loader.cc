@@ -150,12 +150,13 @@ class ThreadedLoader final : public DataLoader {
     }
     const std::int64_t number = delivered_++;
     // Batch number - 1 stays as it is; the one before it is made anew.
-    limit_ = std::min(samples_, (number - 1 + static_cast<std::int64_t>(slots_.size())) * options_.batch_size);
+    limit_ =
+        std::min(samples_, (number - 1 + static_cast<std::int64_t>(slots_.size())) * options_.batch_size);
     BatchSlot& slot = slot_of(number);
     if (workers_.empty()) {
       while (claimed_ < std::min(samples_, (number + 1) * options_.batch_size)) {
         const Chunk chunk = claim();
-        finish(chunk, make(chunk, scratch_));
+        finish(chunk, make(chunk));
       }
     } else {
       if (waiting_ > 0) work_.notify_all();
@@ -222,16 +223,13 @@ class ThreadedLoader final : public DataLoader {
     return chunk;
   }
 
-  std::optional<Failure> make(const Chunk& chunk, std::shared_ptr<void>& scratch) {
+  std::optional<Failure> make(const Chunk& chunk) {
     for (std::int64_t at = chunk.begin; at < chunk.end; ++at) {
       const std::int32_t index = indices_[static_cast<std::size_t>(at)];
       const auto row = static_cast<std::size_t>(at % options_.batch_size);
-      SampleSlot sample{
-          .input = chunk.slot->inputs.get() + row * sample_bytes_,
-          .label = &chunk.slot->labels[row],
-          .random = SampleGenerator(options_.seed, epoch_, static_cast<std::uint64_t>(index)),
-          .scratch = &scratch,
-      };
+      SampleSlot sample{.input = chunk.slot->inputs.get() + row * sample_bytes_,
+                        .label = &chunk.slot->labels[row],
+                        .random = SampleGenerator(options_.seed, epoch_, static_cast<std::uint64_t>(index))};
       Result<void> got;
       try {
         got = source_.get(index, sample);
@@ -259,7 +257,6 @@ class ThreadedLoader final : public DataLoader {
   }
 
   void work() {
-    std::shared_ptr<void> scratch;
     std::unique_lock lock(mutex_);
     while (true) {
       ++waiting_;
@@ -268,7 +265,7 @@ class ThreadedLoader final : public DataLoader {
       if (stopping_) return;
       const Chunk chunk = claim();
       lock.unlock();
-      std::optional<Failure> failure = make(chunk, scratch);
+      std::optional<Failure> failure = make(chunk);
       lock.lock();
       finish(chunk, std::move(failure));
       if (chunk.slot->missing == 0 || working_ == 0) batch_made_.notify_one();
@@ -280,8 +277,7 @@ class ThreadedLoader final : public DataLoader {
   DataLoaderOptions options_;
   std::size_t sample_bytes_ = 0;
   std::int64_t chunk_ = 1;
-  std::shared_ptr<void> scratch_;  // of the caller, who works where no worker does
-  std::uint64_t epoch_ = 0;        // changes while nobody works
+  std::uint64_t epoch_ = 0;  // changes while nobody works
   std::int64_t skip_ = 0;
   std::vector<std::int32_t> indices_;  // of the epoch; changes while nobody works
   std::optional<Error> failed_;
@@ -290,14 +286,14 @@ class ThreadedLoader final : public DataLoader {
   std::mutex mutex_;
   std::condition_variable work_, batch_made_;
   std::vector<BatchSlot> slots_;
-  bool running_ = false;                       // within an epoch
+  bool running_ = false;  // within an epoch
   bool stopping_ = false;
-  std::int64_t samples_ = 0, batches_ = 0;     // of the epoch
-  std::int64_t claimed_ = 0, limit_ = 0;       // samples: handed to workers, and how far that may go
-  std::int64_t delivered_ = 0;                 // batches that next() was called for in this epoch
-  std::int64_t first_batch_ = 0;               // of this epoch, counted over all epochs
-  int working_ = 0, waiting_ = 0;              // workers
-  std::vector<std::thread> workers_;           // last: started when everything above is there
+  std::int64_t samples_ = 0, batches_ = 0;  // of the epoch
+  std::int64_t claimed_ = 0, limit_ = 0;    // samples: handed to workers, and how far that may go
+  std::int64_t delivered_ = 0;              // batches that next() was called for in this epoch
+  std::int64_t first_batch_ = 0;            // of this epoch, counted over all epochs
+  int working_ = 0, waiting_ = 0;           // workers
+  std::vector<std::thread> workers_;        // last: started when everything above is there
 };
 
 Result<std::unique_ptr<DataLoader>> DataLoader::create(Source source, std::unique_ptr<Sampler> sampler,
@@ -315,7 +311,8 @@ Result<std::unique_ptr<DataLoader>> DataLoader::create(Source source, std::uniqu
   double bytes = static_cast<double>(options.batch_size) * static_cast<double>(size_of(layout.dtype));
   for (const int dim : layout.shape) bytes *= dim;
   if ((source.size > 0 && layout.shape.empty()) || layout.shape.size() > 3 ||
-      std::any_of(layout.shape.begin(), layout.shape.end(), [](int dim) { return dim < 1; }) || bytes > 0x1p40)
+      std::any_of(layout.shape.begin(), layout.shape.end(), [](int dim) { return dim < 1; }) ||
+      bytes > 0x1p40)
     return invalid("samples have 1 to 3 dimensions, each at least 1, and a batch below 1 TiB");
   auto loader = std::make_unique<ThreadedLoader>(std::move(source), std::move(sampler), options);
   MUSTER_OK(loader->start());

@@ -8,8 +8,8 @@
 #include <muster/datasets.h>
 
 #include "rendezvous/base/syscall.h"
-#include "worker_runtime/device/device.h"
 #include "worker_runtime/data/idx_reader.h"
+#include "worker_runtime/device/device.h"
 
 namespace muster {
 namespace {
@@ -95,7 +95,8 @@ Result<ImageDataset> load_cifar10(const std::string& directory, Split split) {
   const auto elements = static_cast<std::size_t>(dataset.image_elements());
   const int files = split == Split::kTrain ? 5 : 1;
   for (int file = 1; file <= files; ++file) {
-    const std::string name = split == Split::kTrain ? "data_batch_" + std::to_string(file) + ".bin" : "test_batch.bin";
+    const std::string name =
+        split == Split::kTrain ? "data_batch_" + std::to_string(file) + ".bin" : "test_batch.bin";
     MUSTER_TRY(const std::string bytes, read_file(directory + "/" + name));
     MUSTER_OK(parse_cifar10(directory + "/" + name, bytes, elements, dataset));
   }

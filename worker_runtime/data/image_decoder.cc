@@ -6,11 +6,10 @@
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
-#include <string>
-#include <vector>
-
 #include <jpeglib.h>
 #include <png.h>
+#include <string>
+#include <vector>
 
 namespace muster {
 namespace {
@@ -32,7 +31,9 @@ struct Failure {
 struct Jpeg : jpeg_decompress_struct {
   jpeg_error_mgr errors{};
   Failure failure;
-  static Failure& failure_of(void* info) { return static_cast<Jpeg*>(static_cast<jpeg_common_struct*>(info)->client_data)->failure; }
+  static Failure& failure_of(void* info) {
+    return static_cast<Jpeg*>(static_cast<jpeg_common_struct*>(info)->client_data)->failure;
+  }
 };
 
 /// work(jpeg) behind the header. It has no object with a destructor: an error jumps over it.
@@ -72,7 +73,8 @@ void rgb_from_cmyk(const std::uint8_t* from, std::uint8_t* to, int width) {
     }
 }
 
-void read_jpeg(Jpeg& jpeg, const Window& window, const JpegScale& scale, std::uint8_t* row, std::uint8_t* out) {
+void read_jpeg(Jpeg& jpeg, const Window& window, const JpegScale& scale, std::uint8_t* row,
+               std::uint8_t* out) {
   const bool cmyk = jpeg.jpeg_color_space == JCS_CMYK || jpeg.jpeg_color_space == JCS_YCCK;
   jpeg.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
   jpeg.scale_num = static_cast<unsigned>(scale.eighths);
@@ -83,12 +85,15 @@ void read_jpeg(Jpeg& jpeg, const Window& window, const JpegScale& scale, std::ui
   }
   jpeg_start_decompress(&jpeg);
   // Pixels at the edge of what is decoded lack the neighbours that upsampling looks at: a block more.
-  const int whole = static_cast<int>(jpeg.output_width), margin = jpeg.max_h_samp_factor * jpeg.min_DCT_scaled_size;
-  const int begin = std::max(window.left - margin, 0), end = std::min(window.left + window.width + margin, whole);
+  const int whole = static_cast<int>(jpeg.output_width),
+            margin = jpeg.max_h_samp_factor * jpeg.min_DCT_scaled_size;
+  const int begin = std::max(window.left - margin, 0),
+            end = std::min(window.left + window.width + margin, whole);
   auto left = static_cast<JDIMENSION>(begin), width = static_cast<JDIMENSION>(end - begin);
   if (end - begin < whole) jpeg_crop_scanline(&jpeg, &left, &width);
   if (window.top > 0) jpeg_skip_scanlines(&jpeg, static_cast<JDIMENSION>(window.top));
-  const std::ptrdiff_t skipped = window.left - static_cast<std::ptrdiff_t>(left), bytes = std::ptrdiff_t{3} * window.width;
+  const std::ptrdiff_t skipped = window.left - static_cast<std::ptrdiff_t>(left),
+                       bytes = std::ptrdiff_t{3} * window.width;
   for (int y = 0; y < window.height; ++y, out += bytes) {
     jpeg_read_scanlines(&jpeg, &row, 1);
     if (cmyk)
@@ -120,14 +125,16 @@ Result<void> decode_png(Bytes bytes, const Window& window, std::uint8_t* const o
       from->bytes = from->bytes.subspan(size);
     });
     png_set_chunk_malloc_max(png, 1U << 24U);
-    png_read_png(png, info,
-                 PNG_TRANSFORM_STRIP_16 | PNG_TRANSFORM_STRIP_ALPHA | PNG_TRANSFORM_EXPAND | PNG_TRANSFORM_GRAY_TO_RGB,
-                 nullptr);
+    png_read_png(
+        png, info,
+        PNG_TRANSFORM_STRIP_16 | PNG_TRANSFORM_STRIP_ALPHA | PNG_TRANSFORM_EXPAND | PNG_TRANSFORM_GRAY_TO_RGB,
+        nullptr);
     if (png_get_rowbytes(png, info) != 3 * static_cast<std::size_t>(png_get_image_width(png, info)))
       source.failure.raise("a PNG of an unknown kind");
     png_bytepp rows = png_get_rows(png, info);
     for (int y = 0; y < window.height; ++y)
-      std::memcpy(out + std::ptrdiff_t{3} * y * window.width, rows[window.top + y] + std::ptrdiff_t{3} * window.left,
+      std::memcpy(out + std::ptrdiff_t{3} * y * window.width,
+                  rows[window.top + y] + std::ptrdiff_t{3} * window.left,
                   3 * static_cast<std::size_t>(window.width));
   }
   png_destroy_read_struct(&png, &info, nullptr);
@@ -142,7 +149,9 @@ Result<ImageSize> image_size(Bytes bytes) {
   ImageSize size;
   size.is_png = bytes.size() >= 24 && std::equal(kPng.begin(), kPng.end(), bytes.begin());
   if (size.is_png) {  // its first chunk begins with them
-    const auto side = [&](std::size_t at) { return (bytes[at] | bytes[at + 1]) != 0 ? 65536 : bytes[at + 2] * 256 + bytes[at + 3]; };
+    const auto side = [&](std::size_t at) {
+      return (bytes[at] | bytes[at + 1]) != 0 ? 65536 : bytes[at + 2] * 256 + bytes[at + 3];
+    };
     size.width = side(16);
     size.height = side(20);
   } else if (bytes.size() < 2 || bytes[0] != 0xff || bytes[1] != 0xd8) {
@@ -155,19 +164,21 @@ Result<ImageSize> image_size(Bytes bytes) {
   }
   if (size.width < 1 || size.height < 1 || size.width > 65535 || size.height > 65535 ||
       std::int64_t{size.width} * size.height > kMaxPixels)
-    return fail(ErrorCode::kCorrupt, "it would have " + std::to_string(size.width) + "x" + std::to_string(size.height) +
-                                         " pixels; sides are 1 to 65535, pixels at most " + std::to_string(kMaxPixels));
+    return fail(ErrorCode::kCorrupt,
+                "it would have " + std::to_string(size.width) + "x" + std::to_string(size.height) +
+                    " pixels; sides are 1 to 65535, pixels at most " + std::to_string(kMaxPixels));
   return size;
 }
 
-Result<void> decode_image(Bytes bytes, const ImageSize& size, const Window& window,
-                          const JpegScale& scale, transforms::Image& image) {
+Result<void> decode_image(Bytes bytes, const ImageSize& size, const Window& window, const JpegScale& scale,
+                          transforms::Image& image) {
   image.width = window.width;
   image.height = window.height;
   image.pixels.resize(3 * static_cast<std::size_t>(window.width) * static_cast<std::size_t>(window.height));
   if (size.is_png) return decode_png(bytes, window, image.pixels.data());
   std::vector<std::uint8_t> row(static_cast<std::size_t>(size.width) * 4);
-  return with_jpeg(bytes, [&](Jpeg& jpeg) { read_jpeg(jpeg, window, scale, row.data(), image.pixels.data()); });
+  return with_jpeg(bytes,
+                   [&](Jpeg& jpeg) { read_jpeg(jpeg, window, scale, row.data(), image.pixels.data()); });
 }
 
 }  // namespace muster

@@ -4,8 +4,8 @@
 #include <cerrno>
 #include <cstring>
 #include <dirent.h>
-#include <strings.h>
 #include <string_view>
+#include <strings.h>
 #include <sys/stat.h>
 
 #include <muster/datasets.h>
@@ -23,8 +23,9 @@ using transforms::Step;
 bool has_image_extension(const char* name) {
   constexpr std::array kExtensions{".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
   const char* const dot = std::strrchr(name, '.');
-  return dot != nullptr && std::any_of(kExtensions.begin(), kExtensions.end(),
-                                       [dot](const char* extension) { return ::strcasecmp(dot, extension) == 0; });
+  return dot != nullptr && std::any_of(kExtensions.begin(), kExtensions.end(), [dot](const char* extension) {
+           return ::strcasecmp(dot, extension) == 0;
+         });
 }
 
 /// Calls each(name, is_folder) for what is in the folder, in no order. Asks for the kind of an entry only
@@ -40,9 +41,10 @@ Result<void> for_each_entry(const std::string& folder, const Each& each) {
     if (entry == nullptr) return {};
     if (std::string_view(entry->d_name) == "." || std::string_view(entry->d_name) == "..") continue;
     struct stat info {};
-    each(entry->d_name, entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN
-                            ? ::fstatat(::dirfd(stream.get()), entry->d_name, &info, 0) == 0 && S_ISDIR(info.st_mode)
-                            : entry->d_type == DT_DIR);
+    each(entry->d_name,
+         entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN
+             ? ::fstatat(::dirfd(stream.get()), entry->d_name, &info, 0) == 0 && S_ISDIR(info.st_mode)
+             : entry->d_type == DT_DIR);
   }
 }
 
@@ -67,11 +69,13 @@ Result<void> make_image(Bytes bytes, const ImageFolderOptions& options, SampleGe
   int eighths = 8;
   const bool resizes = !rest.empty() && rest.front().kind == Step::Kind::kResize;
   if (options.scaled_decode && resizes && !size.is_png)
-    while (eighths > 1 && part.width * eighths / 16 >= rest.front().width && part.height * eighths / 16 >= rest.front().height)
+    while (eighths > 1 && part.width * eighths / 16 >= rest.front().width &&
+           part.height * eighths / 16 >= rest.front().height)
       eighths /= 2;
   // The part in the smaller image: whole pixels to decode, and where it begins and ends among them.
   const auto whole = [eighths](int at, int up) { return (at * eighths + up) / 8; };
-  const Window window{whole(part.left, 0), whole(part.top, 0), whole(part.left + part.width, 7) - whole(part.left, 0),
+  const Window window{whole(part.left, 0), whole(part.top, 0),
+                      whole(part.left + part.width, 7) - whole(part.left, 0),
                       whole(part.top + part.height, 7) - whole(part.top, 0)};
   const Box box{part.left * eighths / 8.0 - window.left, part.top * eighths / 8.0 - window.top,
                 (part.left + part.width) * eighths / 8.0 - window.left,
@@ -95,7 +99,8 @@ Result<ImageFolder> ImageFolder::create(const std::string& root, const ImageFold
   MUSTER_OK(for_each_entry(root, [&](const char* name, bool is_folder) {
     if (is_folder) made.classes_.emplace_back(name);
   }));
-  if (made.classes_.empty()) return fail(ErrorCode::kNotFound, "image folder " + root + ": has no folder for a class");
+  if (made.classes_.empty())
+    return fail(ErrorCode::kNotFound, "image folder " + root + ": has no folder for a class");
   std::sort(made.classes_.begin(), made.classes_.end());
   for (std::size_t i = 0; i < made.classes_.size(); ++i)
     MUSTER_OK(made.list_class(root + "/" + made.classes_[i], static_cast<std::int32_t>(i)));
@@ -116,7 +121,8 @@ Result<void> ImageFolder::list_class(const std::string& folder, std::int32_t lab
     MUSTER_OK(for_each_entry(here, [&](const char* name, bool is_folder) {
       if (is_folder) return pending.push_back(here + "/" + name);
       if (!has_image_extension(name)) return;
-      files_.push_back({static_cast<std::uint32_t>(folders_.size()), static_cast<std::uint32_t>(names_.size()), label});
+      files_.push_back(
+          {static_cast<std::uint32_t>(folders_.size()), static_cast<std::uint32_t>(names_.size()), label});
       names_.append(name).push_back('\0');
     }));
     folders_.push_back(here);
@@ -125,10 +131,11 @@ Result<void> ImageFolder::list_class(const std::string& folder, std::int32_t lab
   }
   if (files_.size() == first)
     return fail(ErrorCode::kNotFound, "image folder " + folder + ": a class without images; remove it");
-  std::sort(files_.begin() + static_cast<std::ptrdiff_t>(first), files_.end(), [&](const File& a, const File& b) {
-    if (a.folder != b.folder) return folders_[a.folder] < folders_[b.folder];
-    return std::strcmp(names_.c_str() + a.name, names_.c_str() + b.name) < 0;
-  });
+  std::sort(files_.begin() + static_cast<std::ptrdiff_t>(first), files_.end(),
+            [&](const File& a, const File& b) {
+              if (a.folder != b.folder) return folders_[a.folder] < folders_[b.folder];
+              return std::strcmp(names_.c_str() + a.name, names_.c_str() + b.name) < 0;
+            });
   return {};
 }
 
@@ -150,8 +157,8 @@ Result<void> ImageFolder::get(std::int32_t index, SampleSlot& slot) const {
   for (std::int32_t at = index;;) {
     MUSTER_TRY(const std::string bytes, read_file(path(at)));
     SampleGenerator random = slot.random;
-    const auto made = make_image({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}, options_, random,
-                                 steps, image);
+    const auto made = make_image({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()},
+                                 options_, random, steps, image);
     *slot.label = label(at);
     if (made) break;
     const Error error{made.error().code, path(at) + ": " + made.error().message};

@@ -22,7 +22,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 constexpr int kBits = 22;  // 8 of a pixel and 2 for the sum are left of 32
 
 /// A row of pixels (red, green, blue; one byte more can be read, and one more written).
-void across(const std::uint8_t* HWY_RESTRICT row, const ResampleWeights& weights, std::uint8_t* HWY_RESTRICT out) {
+void across(const std::uint8_t* HWY_RESTRICT row, const ResampleWeights& weights,
+            std::uint8_t* HWY_RESTRICT out) {
   const hn::CappedTag<std::int32_t, 4> d;  // a pixel, and a byte of the next
   const hn::Rebind<std::uint8_t, decltype(d)> du8;
   for (const ResampleWeights::Taps& tap : weights.taps) {
@@ -47,8 +48,9 @@ void down(const std::uint8_t* HWY_RESTRICT rows, std::size_t bytes, int count,
   for (; i + hn::Lanes(d) <= bytes; i += hn::Lanes(d)) {
     auto sum = hn::Set(d, 1 << (kBits - 1));
     for (int k = 0; k < count; ++k)
-      sum = hn::Add(sum, hn::Mul(hn::PromoteTo(d, hn::LoadU(du8, rows + static_cast<std::size_t>(k) * bytes + i)),
-                                 hn::Set(d, factors[k])));
+      sum = hn::Add(sum,
+                    hn::Mul(hn::PromoteTo(d, hn::LoadU(du8, rows + static_cast<std::size_t>(k) * bytes + i)),
+                            hn::Set(d, factors[k])));
     hn::StoreU(hn::DemoteTo(du8, hn::ShiftRight<kBits>(sum)), du8, out + i);
   }
   for (; i < bytes; ++i) {
@@ -85,7 +87,8 @@ ResampleWeights weigh(double begin, double end, int size, int count) {
     const double total = std::accumulate(factors.begin(), factors.end(), 0.0);
     weights.taps.push_back({first, last - first, weights.factors.size()});
     for (const double factor : factors)
-      weights.factors.push_back(static_cast<std::int32_t>(0.5 + (total == 0 ? factor : factor / total) * (1 << 22)));
+      weights.factors.push_back(
+          static_cast<std::int32_t>(0.5 + (total == 0 ? factor : factor / total) * (1 << 22)));
   }
   return weights;
 }
@@ -111,8 +114,9 @@ void vertically(const transforms::Image& from, const ResampleWeights& weights, t
   to.pixels.resize(bytes * weights.taps.size());
   std::uint8_t* out = to.pixels.data();
   for (const ResampleWeights::Taps& tap : weights.taps) {
-    HWY_DYNAMIC_DISPATCH(down)(from.pixels.data() + static_cast<std::size_t>(tap.first) * bytes, bytes, tap.count,
-                               weights.factors.data() + tap.factors, out);
+    HWY_DYNAMIC_DISPATCH(down)
+    (from.pixels.data() + static_cast<std::size_t>(tap.first) * bytes, bytes, tap.count,
+     weights.factors.data() + tap.factors, out);
     out += bytes;
   }
 }

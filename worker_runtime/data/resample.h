@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// resample: PIL's antialiased bilinear resizing, bit for bit: horizontally, rounded to bytes, then vertically,
-// in fixed point of 22 bits. Pure. Source: Pillow's Resample.c.
+// resample: PIL's antialiased bilinear resizing, bit for bit: horizontally, rounded to bytes, then
+// vertically, in fixed point of 22 bits. Pure. Source: Pillow's Resample.c.
 #pragma once
 
 #include <cstddef>

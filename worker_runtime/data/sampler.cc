@@ -14,7 +14,9 @@ std::int32_t dealt_to(const SamplerOptions& options) {
 }
 
 std::vector<std::int32_t> part_of(std::int32_t num_samples, int rank, int world_size) {
-  const auto bound = [&](int r) { return static_cast<std::int32_t>(std::int64_t{num_samples} * r / world_size); };
+  const auto bound = [&](int r) {
+    return static_cast<std::int32_t>(std::int64_t{num_samples} * r / world_size);
+  };
   std::vector<std::int32_t> indices(static_cast<std::size_t>(bound(rank + 1) - bound(rank)));
   std::iota(indices.begin(), indices.end(), bound(rank));
   return indices;

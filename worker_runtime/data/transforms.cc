@@ -21,7 +21,8 @@ bool is_range(const std::array<double, 2>& range, double most) {
 /// What torchvision, or a batch, would not take; nullptr: nothing. `in_tensor`: behind ToTensor.
 const char* problem(const Transform& t, bool in_tensor) {
   if (t.kind == Kind::kNormalize) {
-    const bool positive = std::all_of(t.normalize.stddev.begin(), t.normalize.stddev.end(), [](float s) { return s > 0; });
+    const bool positive =
+        std::all_of(t.normalize.stddev.begin(), t.normalize.stddev.end(), [](float s) { return s > 0; });
     if (!in_tensor) return "Normalize follows ToTensor";
     return t.normalize.mean.size() == 3 && t.normalize.stddev.size() == 3 && positive
                ? nullptr
@@ -51,7 +52,8 @@ Step choose_part(const Transform& t, int width, int height, SampleGenerator& ran
     const double aspect = std::exp(random.uniform(std::log(t.ratio[0]), std::log(t.ratio[1])));
     const double across = std::rint(std::sqrt(target * aspect)), down = std::rint(std::sqrt(target / aspect));
     if (across < 1 || across > width || down < 1 || down > height) continue;
-    const int w = static_cast<int>(across), h = static_cast<int>(down), top = random.integer(0, height - h + 1);
+    const int w = static_cast<int>(across), h = static_cast<int>(down),
+              top = random.integer(0, height - h + 1);
     return {Step::Kind::kCrop, random.integer(0, width - w + 1), top, w, h};
   }
   const double aspect = static_cast<double>(width) / height;
@@ -66,7 +68,8 @@ Step resize_step(const Transform& t, int width, int height) {
   const int shorter = std::min(width, height);
   const auto side = [&](int length) {
     return length == shorter ? t.height
-                             : static_cast<int>(std::min(static_cast<double>(std::int64_t{t.height} * length) / shorter, 1e9));
+                             : static_cast<int>(std::min(
+                                   static_cast<double>(std::int64_t{t.height} * length) / shorter, 1e9));
   };
   return {Step::Kind::kResize, 0, 0, side(width), side(height)};
 }
@@ -80,7 +83,8 @@ void crop(const Image& from, const Step& step, Image& to) {
   to = {step.width, step.height, {}};
   to.pixels.resize(3 * static_cast<std::size_t>(step.width) * static_cast<std::size_t>(step.height));
   const std::int64_t left = std::max(step.left, 0), right = std::min(step.left + step.width, from.width);
-  for (std::int64_t y = std::max(step.top, 0); y < std::min(step.top + step.height, from.height) && left < right; ++y)
+  for (std::int64_t y = std::max(step.top, 0);
+       y < std::min(step.top + step.height, from.height) && left < right; ++y)
     std::memcpy(to.pixels.data() + 3 * ((y - step.top) * step.width + left - step.left),
                 from.pixels.data() + 3 * (y * from.width + left), 3 * static_cast<std::size_t>(right - left));
 }
@@ -103,9 +107,10 @@ Result<void> Compose::check() const {
     in_tensor = in_tensor || t.kind == Kind::kToTensor;
   }
   if (size().second == 0)
-    return fail(ErrorCode::kInvalidArgument,
-                "transforms: images of a batch would differ in size; end with CenterCrop, RandomResizedCrop or "
-                "Resize(height, width)");
+    return fail(
+        ErrorCode::kInvalidArgument,
+        "transforms: images of a batch would differ in size; end with CenterCrop, RandomResizedCrop or "
+        "Resize(height, width)");
   return {};
 }
 
@@ -117,8 +122,9 @@ std::pair<int, int> Compose::size() const {
 }
 
 Normalize Compose::normalize() const {
-  return !transforms_.empty() && transforms_.back().kind == Kind::kNormalize ? transforms_.back().normalize
-                                                                             : Normalize{{0, 0, 0}, {1, 1, 1}};
+  return !transforms_.empty() && transforms_.back().kind == Kind::kNormalize
+             ? transforms_.back().normalize
+             : Normalize{{0, 0, 0}, {1, 1, 1}};
 }
 
 void Compose::plan(int width, int height, SampleGenerator& random, std::vector<Step>& steps) const {
@@ -150,7 +156,8 @@ void apply_steps(std::span<const Step> steps, Image& image) {
     if (step.kind == Step::Kind::kCrop)
       crop(image, step, made);
     else
-      resample(image, {0, 0, static_cast<double>(image.width), static_cast<double>(image.height)}, step.width, step.height, made);
+      resample(image, {0, 0, static_cast<double>(image.width), static_cast<double>(image.height)}, step.width,
+               step.height, made);
     std::swap(image, made);
   }
 }

@@ -47,7 +47,8 @@ Result<void> check_fits(const nn::Model& model, const Batch& batch, int shards) 
                      nn::to_text(model.output_shape()) + "; give its last layer as many outputs as classes");
   if (batch.inputs.dtype == DType::kFloat32) return {};
   const std::size_t channels = batch.normalize == nullptr ? 0 : batch.normalize->mean.size();
-  if (channels == 0 || batch.normalize->stddev.size() != channels || channels > nn::GatherArgs::kMaxChannels ||
+  if (channels == 0 || batch.normalize->stddev.size() != channels ||
+      channels > nn::GatherArgs::kMaxChannels ||
       (channels != 1 && channels != static_cast<std::size_t>(batch.inputs.channels())))
     return invalid("uint8 samples need a mean and a deviation for each of at most " +
                    std::to_string(nn::GatherArgs::kMaxChannels) + " channels, or one for all");
@@ -186,7 +187,8 @@ class GraphTrainer final : public Trainer {
       optimizer_->prepare();
       const auto step = [&]() -> Result<void> {
         for (std::int64_t i = 0; i < count; ++i)
-          MUSTER_OK(enqueue_gathered(planned, step_indices_ + i * samples, static_cast<int>(i + 1) * shards()));
+          MUSTER_OK(
+              enqueue_gathered(planned, step_indices_ + i * samples, static_cast<int>(i + 1) * shards()));
         return {};
       };
       const auto steps = static_cast<std::uint64_t>(count);
@@ -311,14 +313,15 @@ class GraphTrainer final : public Trainer {
   /// `first`: of the planned batches.
   Result<void> enqueue_gathered(Planned& planned, const std::int32_t* indices, int first) {
     return enqueue(planned, [&](int shard) {
-      gather(train_, indices + static_cast<std::ptrdiff_t>(shard) * planned.plan->batch(), planned, first + shard);
+      gather(train_, indices + static_cast<std::ptrdiff_t>(shard) * planned.plan->batch(), planned,
+             first + shard);
     });
   }
 
   void gather(const DeviceDataset& dataset, const std::int32_t* indices, Planned& planned, int slot = 0) {
     const nn::Plan& plan = *planned.plan;
     Gathered& batch = planned.gathered[static_cast<std::size_t>(slot)];
-    batch.args = {dataset.images, dataset.labels,  indices,      plan.batch(), dataset.image_elements,
+    batch.args = {dataset.images,  dataset.labels,    indices,      plan.batch(), dataset.image_elements,
                   {options_.mean}, {options_.stddev}, plan.input(), plan.labels()};
     const TraceRange range(*device_, "gather and normalize", "data");
     device_->enqueue_call(
@@ -346,6 +349,7 @@ class GraphTrainer final : public Trainer {
       MUSTER_OK(ddp_->group().status());
       progress_.enter("replay");
       load(*planned->plan, batch, slot, 0);
+      const TraceRange range(*device_, "replay", "replay");
       optimizer_->prepare();
       const auto step = [&] { return enqueue(*planned, [](int /*shard*/) {}); };
       MUSTER_OK(steps_->run(kLoaded | static_cast<std::uint64_t>(rows), std::cref(step)));
@@ -384,8 +388,7 @@ class GraphTrainer final : public Trainer {
   }
 
   Result<void> release(std::size_t slot) {
-    if (copies_ == nullptr) return {};
-    return copies_->release(slot);
+    return copies_ == nullptr ? Result<void>{} : copies_->release(slot);
   }
 
   static std::size_t labels_offset(const Batch& batch) { return (batch.inputs.size_bytes() + 15) / 16 * 16; }
@@ -398,6 +401,7 @@ class GraphTrainer final : public Trainer {
       inputs = staged_[slot].memory;
       labels = staged_[slot].memory + labels_offset(batch);
     }
+    const TraceRange range(*device_, "load batch", "data");
     const std::ptrdiff_t first = std::ptrdiff_t{shard} * plan.batch();
     const int elements = elements_of(model_->input_shape());
     device_->copy_on_device(plan.labels(), static_cast<const std::int32_t*>(labels) + first,
@@ -407,8 +411,17 @@ class GraphTrainer final : public Trainer {
           plan.input(), static_cast<const float*>(inputs) + first * elements,
           static_cast<std::size_t>(plan.batch()) * static_cast<std::size_t>(elements) * sizeof(float));
     const transforms::Normalize& by = *batch.normalize;  // one mean: of all values
-    Gathered made{device_, {static_cast<const std::uint8_t*>(inputs) + first * elements, nullptr, nullptr, plan.batch(),
-                            elements, {}, {}, plan.input(), nullptr, static_cast<int>(by.mean.size())}};
+    Gathered made{device_,
+                  {static_cast<const std::uint8_t*>(inputs) + first * elements,
+                   nullptr,
+                   nullptr,
+                   plan.batch(),
+                   elements,
+                   {},
+                   {},
+                   plan.input(),
+                   nullptr,
+                   static_cast<int>(by.mean.size())}};
     std::copy(by.mean.begin(), by.mean.end(), made.args.mean);
     std::copy(by.stddev.begin(), by.stddev.end(), made.args.stddev);
     device_->enqueue_call(made, [](const Gathered& g) { nn::gather_normalize(*g.device, g.args); });

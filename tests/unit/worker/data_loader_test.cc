@@ -59,9 +59,9 @@ TEST_CASE("order, values and random numbers are the same whatever the number of 
   for (const int workers : {0, 1, 2, 5})
     for (const int prefetch : {1, 4})
       for (const int batch : {1, 16, 1003, 2000}) {
-        const auto loader =
-            DataLoader::create(numbers, RandomSampler(numbers.size(), 3),
-                               {.batch_size = batch, .num_workers = workers, .prefetch = prefetch, .seed = 9});
+        const auto loader = DataLoader::create(
+            numbers, RandomSampler(numbers.size(), 3),
+            {.batch_size = batch, .num_workers = workers, .prefetch = prefetch, .seed = 9});
         REQUIRE_OK(loader);
         REQUIRE((*loader)->size() == (1003 + batch - 1) / batch);
         auto seen = epoch_of(**loader);
@@ -94,7 +94,8 @@ TEST_CASE("order, values and random numbers are the same whatever the number of 
 TEST_CASE("set_epoch() starts an epoch anew, within another too, and skips what had been seen") {
   const Numbers numbers{.count = 100};
   for (const int workers : {0, 2}) {
-    const auto loader = DataLoader::create(numbers, RandomSampler(100), {.batch_size = 8, .num_workers = workers});
+    const auto loader =
+        DataLoader::create(numbers, RandomSampler(100), {.batch_size = 8, .num_workers = workers});
     REQUIRE_OK(loader);
     (*loader)->set_epoch(5);
     const auto whole = epoch_of(**loader);
@@ -110,9 +111,10 @@ TEST_CASE("set_epoch() starts an epoch anew, within another too, and skips what 
   }
 }
 
-TEST_CASE("drop_last leaves the shorter batch out; a data set without samples has empty epochs") {
+TEST_CASE("drop_last leaves the shorter batch out, and a data set without samples has empty epochs") {
   const Numbers numbers{.count = 10};
-  const auto loader = DataLoader::create(numbers, SequentialSampler(10), {.batch_size = 4, .drop_last = true});
+  const auto loader =
+      DataLoader::create(numbers, SequentialSampler(10), {.batch_size = 4, .drop_last = true});
   REQUIRE((*loader)->size() == 2);
   REQUIRE(epoch_of(**loader)->indices == std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7});
   const auto nothing = DataLoader::create(numbers, SubsetSampler({}), {.num_workers = 1});
@@ -123,14 +125,16 @@ TEST_CASE("drop_last leaves the shorter batch out; a data set without samples ha
 TEST_CASE("a batch stays as it is until the second call after its own") {
   const Numbers numbers{.count = 64};
   for (const int workers : {0, 3}) {
-    const auto loader = DataLoader::create(numbers, SequentialSampler(64), {.batch_size = 4, .num_workers = workers});
+    const auto loader =
+        DataLoader::create(numbers, SequentialSampler(64), {.batch_size = 4, .num_workers = workers});
     const Batch* before = nullptr;
     for (int i = 0; i < 2 * 17; ++i) {
       const auto batch = (*loader)->next();
       REQUIRE_OK(batch);
       if (before != nullptr)
         for (int k = 0; k < 4; ++k)
-          REQUIRE(before->inputs.f32()[2 * k] == static_cast<float>(before->indices[static_cast<std::size_t>(k)]));
+          REQUIRE(before->inputs.f32()[2 * k] ==
+                  static_cast<float>(before->indices[static_cast<std::size_t>(k)]));
       before = *batch;
     }
   }
@@ -178,7 +182,8 @@ TEST_CASE("the first error in the order of the samples is returned, after the ba
     if (index == 2) throw std::runtime_error("no such column");
     return {};
   };
-  const auto loader = DataLoader::create(numbers, SequentialSampler(60), {.batch_size = 10, .num_workers = 2});
+  const auto loader =
+      DataLoader::create(numbers, SequentialSampler(60), {.batch_size = 10, .num_workers = 2});
   REQUIRE((*loader)->next().error().message == "sample 2: the data set threw: no such column");
 }
 
@@ -216,7 +221,8 @@ TEST_CASE("a data set may return samples, as values or as results, and has to ke
 TEST_CASE("a sampler that names samples outside the data set, and options out of range, are refused") {
   const Numbers numbers{.count = 10};
   const auto loader = DataLoader::create(numbers, SequentialSampler(11));
-  REQUIRE((*loader)->next().error().message == "data loader: the sampler names sample 10 of a data set of 10");
+  REQUIRE((*loader)->next().error().message ==
+          "data loader: the sampler names sample 10 of a data set of 10");
   REQUIRE(DataLoader::create(numbers, SequentialSampler(10), {.batch_size = 0}).error().code ==
           ErrorCode::kInvalidArgument);
   REQUIRE(DataLoader::create(numbers, SequentialSampler(10), {.num_workers = -1}).error().code ==

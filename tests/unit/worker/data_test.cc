@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images and transforms against Pillow and torchvision (tests/data/make_fixtures.py images), image folders, CIFAR-10.
+// Images and transforms against Pillow and torchvision (tests/data/make_fixtures.py images), image folders,
+// CIFAR-10.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -18,15 +19,16 @@ using namespace muster::transforms;
 
 namespace {
 
-const std::vector<std::string> kFiles{"420.jpg",  "422.jpg",     "444.jpg",  "progressive.jpg", "grey.jpg",
-                                      "cmyk.jpg", "rgb.png",     "rgba.png", "palette.png",     "grey.png",
-                                      "bit.png",  "alpha.png",   "interlaced.png"};
+const std::vector<std::string> kFiles{"420.jpg",  "422.jpg",   "444.jpg",       "progressive.jpg", "grey.jpg",
+                                      "cmyk.jpg", "rgb.png",   "rgba.png",      "palette.png",     "grey.png",
+                                      "bit.png",  "alpha.png", "interlaced.png"};
 
 Image decode(const std::vector<std::uint8_t>& bytes, const Window* window = nullptr) {
   const auto size = image_size(bytes);
   REQUIRE_OK(size);
   Image image;
-  REQUIRE_OK(decode_image(bytes, *size, window == nullptr ? Window{0, 0, size->width, size->height} : *window, {}, image));
+  REQUIRE_OK(decode_image(bytes, *size, window == nullptr ? Window{0, 0, size->width, size->height} : *window,
+                          {}, image));
   return image;
 }
 
@@ -54,8 +56,7 @@ Result<Got> get(const ImageFolder& folder, std::int32_t index, std::uint64_t see
   std::size_t count = 1;
   for (const int dim : folder.layout().shape) count *= static_cast<std::size_t>(dim);
   got.input.resize(count);
-  std::shared_ptr<void> scratch;
-  SampleSlot slot{got.input.data(), &got.label, SampleGenerator(seed, 0, static_cast<std::uint64_t>(index)), &scratch};
+  SampleSlot slot{got.input.data(), &got.label, SampleGenerator(seed, 0, static_cast<std::uint64_t>(index))};
   MUSTER_OK(folder.get(index, slot));
   return got;
 }
@@ -83,7 +84,7 @@ TEST_CASE("any window of an image is decoded to the pixels that the whole has th
     for (int i = 0; i < 60; ++i) {
       const int width = random.integer(1, whole.width + 1), height = random.integer(1, whole.height + 1);
       const Window window{random.integer(0, whole.width - width + 1),
-                                        random.integer(0, whole.height - height + 1), width, height};
+                          random.integer(0, whole.height - height + 1), width, height};
       Image expected = whole;
       const Step crop{Step::Kind::kCrop, window.left, window.top, width, height};
       apply_steps({&crop, 1}, expected);
@@ -129,10 +130,12 @@ TEST_CASE("resizing and cropping give torchvision's pixels") {
     const Image resized = transformed({Resize(height, width)});
     INFO(width << "x" << height);
     REQUIRE(resized.width == width);
-    REQUIRE(summary(resized) == fixture.get<std::int64_t>("resize/" + std::to_string(height) + "/" + std::to_string(width)));
+    REQUIRE(summary(resized) ==
+            fixture.get<std::int64_t>("resize/" + std::to_string(height) + "/" + std::to_string(width)));
   }
   for (const int size : {60, 70, 100}) {
-    REQUIRE(summary(transformed({CenterCrop(size)})) == fixture.get<std::int64_t>("centre/" + std::to_string(size)));
+    REQUIRE(summary(transformed({CenterCrop(size)})) ==
+            fixture.get<std::int64_t>("centre/" + std::to_string(size)));
   }
   const auto crops = fixture.get<std::int32_t>("crops");
   const auto expected = fixture.get<std::uint8_t>("cropped");
@@ -188,7 +191,8 @@ TEST_CASE("an image folder has torchvision's classes and order, and its samples 
   const test::Fixture fixture("pytorch_images.safetensors");
   const test::TemporaryDirectory directory;
   const auto jpeg = fixture.get<std::uint8_t>("file/420.jpg");
-  for (const char* const name : {"dog/b.JPEG", "dog/a.png", "dog/sub-x/z.jpg", "dog/sub/c.jpg", "cat/1.jpg", "cat/no.txt"})
+  for (const char* const name :
+       {"dog/b.JPEG", "dog/a.png", "dog/sub-x/z.jpg", "dog/sub/c.jpg", "cat/1.jpg", "cat/no.txt"})
     write(directory.path() + "/" + name, jpeg);
   const ImageFolderOptions options{.transform = {Resize(40), CenterCrop(32), ToTensor(), kImageNet}};
   const auto folder = ImageFolder::create(directory.path(), options);
@@ -199,7 +203,8 @@ TEST_CASE("an image folder has torchvision's classes and order, and its samples 
     paths.push_back(folder->path(i).substr(directory.path().size() + 1));
     REQUIRE(folder->label(i) == (i == 0 ? 0 : 1));
   }
-  REQUIRE(paths == std::vector<std::string>{"cat/1.jpg", "dog/a.png", "dog/b.JPEG", "dog/sub/c.jpg", "dog/sub-x/z.jpg"});
+  REQUIRE(paths == std::vector<std::string>{"cat/1.jpg", "dog/a.png", "dog/b.JPEG", "dog/sub/c.jpg",
+                                            "dog/sub-x/z.jpg"});
   const auto got = get(*folder, 1);
   REQUIRE_OK(got);
   REQUIRE(got->label == 1);
@@ -256,12 +261,12 @@ TEST_CASE("scaled decoding gives nearly the same image, uint8 batches the same p
   for (const std::int32_t index : {0, 1}) {
     const auto a = get(*exact, index)->input, b = get(*scaled, index)->input;
     double squares = 0;
-    for (std::size_t i = 0; i < a.size(); ++i) squares += std::pow(a[i] - b[i], 2) / static_cast<double>(a.size());
+    for (std::size_t i = 0; i < a.size(); ++i)
+      squares += std::pow(a[i] - b[i], 2) / static_cast<double>(a.size());
     REQUIRE((index == 1 ? squares == 0 : squares > 0 && -10 * std::log10(squares) > 24));  // PSNR in dB
     std::vector<std::uint8_t> pixels(a.size());
     std::int32_t label = 0;
-    std::shared_ptr<void> scratch;
-    SampleSlot slot{pixels.data(), &label, {}, &scratch};
+    SampleSlot slot{pixels.data(), &label, {}};
     REQUIRE_OK(raw->get(index, slot));
     for (std::size_t i = 0; i < a.size(); ++i) REQUIRE(static_cast<float>(pixels[i]) / 255.0F == a[i]);
   }

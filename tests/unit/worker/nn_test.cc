@@ -96,8 +96,9 @@ TEST_CASE("one training step of GarmentClassifier has PyTorch's logits, loss and
   const auto images = fixture.get<std::uint8_t>("images");
   const auto labels = fixture.get<std::uint8_t>("labels");
   const std::vector<std::int32_t> indices{0, 1, 2, 3};
-  nn::gather_normalize(*compute, {images.data(), labels.data(), indices.data(), 4, 784, {0.5F}, {0.5F},
-                                  plan.input(), plan.labels()});
+  nn::gather_normalize(
+      *compute,
+      {images.data(), labels.data(), indices.data(), 4, 784, {0.5F}, {0.5F}, plan.input(), plan.labels()});
   plan.forward();
   LossTotals totals;
   (void)nn::cross_entropy({plan.output(), plan.labels(), 4, 10, plan.output_gradient()}, &totals, nullptr);

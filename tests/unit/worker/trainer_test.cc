@@ -143,7 +143,8 @@ TEST_CASE("a loader's batch that does not fit the model is refused, and the firs
   const auto group = make_single_group();
   Job job;
   REQUIRE_OK(job.start(dataset, *group, 4));
-  const auto loader = DataLoader::create(dataset, SequentialSampler(40), {.batch_size = 16, .num_workers = 1});
+  const auto loader =
+      DataLoader::create(dataset, SequentialSampler(40), {.batch_size = 16, .num_workers = 1});
   REQUIRE_OK(loader);
   for (int epoch = 0; epoch < 2; ++epoch) {
     const auto metrics = job.trainer->evaluate(**loader);
@@ -155,10 +156,11 @@ TEST_CASE("a loader's batch that does not fit the model is refused, and the firs
     while (const Batch* const batch = *(*loader)->next()) {
       const nn::Plan* const plan = *job.model.plan(batch->size(), nn::Mode::kInference);
       for (int i = 0; i < 784 * batch->size(); ++i)
-        plan->input()[i] = std::fma(batch->inputs.dtype == DType::kUInt8
-                                        ? static_cast<float>(static_cast<std::uint8_t*>(batch->inputs.data)[i])
-                                        : 0.0F,
-                                    static_cast<float>(1 / 127.5), -1.0F);
+        plan->input()[i] =
+            std::fma(batch->inputs.dtype == DType::kUInt8
+                         ? static_cast<float>(static_cast<std::uint8_t*>(batch->inputs.data)[i])
+                         : 0.0F,
+                     static_cast<float>(1 / 127.5), -1.0F);
       plan->forward();
       for (int n = 0; n < batch->size(); ++n) {
         const float* const row = plan->output() + 10 * n;

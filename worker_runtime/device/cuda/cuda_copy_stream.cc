@@ -46,7 +46,9 @@ class CudaCopyStream final : public CopyStream {
   }
 
  private:
-  Result<void> called(cudaError_t result, std::string_view call) const { return check(result, call, device_); }
+  Result<void> called(cudaError_t result, std::string_view call) const {
+    return check(result, call, device_);
+  }
 
   int device_;
   cudaStream_t main_, stream_ = nullptr;

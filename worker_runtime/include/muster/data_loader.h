@@ -3,8 +3,8 @@
 // write each sample straight into its place of a batch; order and random numbers do not depend on how many
 // there are. Nothing is allocated per batch. Used by one thread. Failure: the first error or exception of the
 // data set, in the order of the samples, with the sample's number; every later call returns it again. The
-// destructor ends and joins the workers, within an epoch too, when each has finished the few samples it is at.
-// Source: torch.utils.data.DataLoader.
+// destructor ends and joins the workers, within an epoch too, when each has finished the few samples it is
+// at. Source: torch.utils.data.DataLoader.
 #pragma once
 
 #include <chrono>
@@ -39,8 +39,7 @@ struct SampleLayout {
 struct SampleSlot {
   void* input = nullptr;  ///< as SampleLayout says, contiguous
   std::int32_t* label = nullptr;
-  SampleGenerator random;                    ///< of the loader's seed, the epoch and the sample
-  std::shared_ptr<void>* scratch = nullptr;  ///< the worker's, empty at first: memory the data set keeps
+  SampleGenerator random;  ///< of the loader's seed, the epoch and the sample
 
   [[nodiscard]] float* f32() const { return static_cast<float*>(input); }
   [[nodiscard]] std::uint8_t* u8() const { return static_cast<std::uint8_t*>(input); }
@@ -52,22 +51,20 @@ struct Sample {
   std::int32_t label = 0;
 };
 
-/// A data set: size(), and get(i) that returns a Sample or a Result<Sample>. Called by several threads at a
-/// time.
-template <class D>
-concept ReturnsSamples = requires(const D& d, std::int32_t i) {
-  { d.size() } -> std::convertible_to<std::int64_t>;
-  { d.get(i) } -> std::convertible_to<Result<Sample>>;
-};
-/// The same without a copy: get(i, slot) fills the slot.
+/// A data set: size(), and get(i) that returns a Sample or a Result<Sample>; or without a copy layout(), and
+/// get(i, slot) that fills the slot. Called by several threads at a time.
 template <class D>
 concept WritesSamples = requires(const D& d, std::int32_t i, SampleSlot& slot) {
-  { d.size() } -> std::convertible_to<std::int64_t>;
   { d.layout() } -> std::convertible_to<SampleLayout>;
   { d.get(i, slot) } -> std::convertible_to<Result<void>>;
 };
 template <class D>
-concept Dataset = ReturnsSamples<D> || WritesSamples<D>;
+concept Dataset = requires(const D& d, std::int32_t i) {
+  { d.size() } -> std::convertible_to<std::int64_t>;
+  requires WritesSamples<D> || requires {
+    { d.get(i) } -> std::convertible_to<Result<Sample>>;
+  };
+};
 
 struct DataLoaderOptions {
   int batch_size = 1;
@@ -134,7 +131,6 @@ class DataLoader {
     std::function<Result<void>(std::int32_t index, SampleSlot& slot)> get;
   };
   friend class ThreadedLoader;
-
   [[nodiscard]] static Result<std::unique_ptr<DataLoader>> create(Source source,
                                                                   std::unique_ptr<Sampler> sampler,
                                                                   const DataLoaderOptions& options);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Data sets of labelled images: ImageDataset holds them in memory (FashionMNIST: 47 MB, CIFAR-10: 184 MB) and
-// has a place on a device (DeviceDataset); ImageFolder reads files. Both are what a DataLoader takes. Files are
-// treated as hostile: sizes are checked before memory is taken. Loading blocks on the disk.
+// has a place on a device (DeviceDataset); ImageFolder reads files. Both are what a DataLoader takes. Files
+// are treated as hostile: sizes are checked before memory is taken. Loading blocks on the disk.
 #pragma once
 
 #include <array>
@@ -80,9 +80,9 @@ struct ImageFolderOptions {
 };
 
 /// Images in a folder for each class: torchvision.datasets.ImageFolder. Classes are numbered in the order of
-/// their names, files sorted by folder and name, sub-folders included. JPEG (also greyscale and CMYK) and PNG,
-/// told apart by their content; pixels as PIL's convert("RGB") gives them. Of a JPEG only what the transform
-/// needs is decoded: damage elsewhere is not noticed. Const members are thread-safe.
+/// their names, files sorted by folder and name, sub-folders included. JPEG (also greyscale and CMYK) and
+/// PNG, told apart by their content; pixels as PIL's convert("RGB") gives them. Of a JPEG only what the
+/// transform needs is decoded: damage elsewhere is not noticed. Const members are thread-safe.
 class ImageFolder {
  public:
   /// kNotFound: no such directory, no classes, or a class without images; kInvalidArgument: the transform.

@@ -17,7 +17,7 @@ class Plan;
 /// Sums over samples, on the device; add up over calls until zeroed.
 struct LossTotals {
   double loss_sum = 0;
-  std::int64_t correct = 0;  // samples whose largest output (first of equals) is the label's
+  std::int64_t correct = 0;   // samples whose largest output (first of equals) is the label's
   std::int64_t correct5 = 0;  // whose label is among the five largest
   std::int64_t num_samples = 0;
 };

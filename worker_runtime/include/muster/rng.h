@@ -40,8 +40,8 @@ class Generator {
   std::mt19937 engine_;
 };
 
-/// The random numbers of one sample: they depend on seed, epoch and index alone, not on who draws them when. A
-/// value. Source: Steele and others, "Fast splittable pseudorandom number generators" (2014).
+/// The random numbers of one sample: they depend on seed, epoch and index alone, not on who draws them when.
+/// A value. Source: Steele and others, "Fast splittable pseudorandom number generators" (2014).
 class SampleGenerator {
  public:
   SampleGenerator() = default;

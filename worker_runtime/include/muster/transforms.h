@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transforms of images with torchvision's names and numerics: values, put together by Compose. What they do to
-// an image follows from its size and a sample's random numbers alone. Resizing is PIL's antialiased bilinear
-// filter in its fixed-point arithmetic, so pixels are equal to torchvision's on PIL images; the random
-// parameters come from SampleGenerator and are muster's own. Source: torchvision.transforms.
+// Transforms of images with torchvision's names and numerics: values, put together by Compose. What they do
+// to an image follows from its size and a sample's random numbers alone. Resizing is PIL's antialiased
+// bilinear filter in its fixed-point arithmetic, so pixels are equal to torchvision's on PIL images; the
+// random parameters come from SampleGenerator and are muster's own. Source: torchvision.transforms.
 #pragma once
 
 #include <array>
@@ -43,10 +43,16 @@ struct Transform {
 };
 
 /// The shorter side to `size`, the longer in proportion; or to exactly (height, width).
-inline Transform Resize(int size) { return {Transform::Kind::kResize, size}; }
-inline Transform Resize(int height, int width) { return {Transform::Kind::kResize, height, width}; }
+inline Transform Resize(int size) {
+  return {Transform::Kind::kResize, size};
+}
+inline Transform Resize(int height, int width) {
+  return {Transform::Kind::kResize, height, width};
+}
 /// The middle; where the image is smaller, black around it.
-inline Transform CenterCrop(int size) { return {Transform::Kind::kCenterCrop, size, size}; }
+inline Transform CenterCrop(int size) {
+  return {Transform::Kind::kCenterCrop, size, size};
+}
 /// A random part of the image's area and aspect ratio, resized to (size, size).
 inline Transform RandomResizedCrop(int size, std::array<double, 2> scale = {0.08, 1},
                                    std::array<double, 2> ratio = {3.0 / 4, 4.0 / 3}) {
@@ -61,7 +67,9 @@ inline Transform RandomHorizontalFlip(double p = 0.5) {
   return made;
 }
 /// (height, width, 3) uint8 to (3, height, width) float32: value / 255. Only Normalize may follow.
-inline Transform ToTensor() { return {Transform::Kind::kToTensor}; }
+inline Transform ToTensor() {
+  return {Transform::Kind::kToTensor};
+}
 
 /// What the transforms come to for one image.
 struct Step {

@@ -81,7 +81,8 @@ void loss(const LossArgs& a, LossTotals* totals) {
     loss_sum += below == 0 ? std::log1p(static_cast<double>(others)) : std::log(sum) - below;
     correct += winner == label ? 1 : 0;
     int behind = 0;  // the label; of equals the first is ahead
-    for (int k = 0; k < classes; ++k) behind += row[k] < row[label] || (row[k] == row[label] && k > label) ? 1 : 0;
+    for (int k = 0; k < classes; ++k)
+      behind += row[k] < row[label] || (row[k] == row[label] && k > label) ? 1 : 0;
     correct5 += classes - 1 - behind < 5 ? 1 : 0;
     if (smoothing != 0)
       loss_sum += smoothing * (row[label] - std::accumulate(row, row + classes, 0.0) / classes);
