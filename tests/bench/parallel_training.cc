@@ -77,6 +77,7 @@ struct Outcome {
   double seconds = 0;
   double loss = 0;  // of the last tenth of the steps, or of the test set
   bool reached = false;
+  double alone = 0;                 // seconds in which one replica worked and the others waited
   std::vector<std::size_t> memory;  // bytes of each replica
 };
 
@@ -86,10 +87,9 @@ void print(const Settings& settings, const Outcome& outcome) {
     memory += (memory.empty() ? "" : ", ") + std::to_string(bytes);
   std::printf(
       "{\"mode\": \"%s\", \"replicas\": %zu, \"steps\": %d, \"seconds\": %.6f, \"loss\": %.9f, \"reached\": "
-      "%s, "
-      "\"memory\": [%s]}\n",
+      "%s, \"alone\": %.6f, \"memory\": [%s]}\n",
       settings.mode.c_str(), outcome.memory.size(), outcome.steps, outcome.seconds, outcome.loss,
-      outcome.reached ? "true" : "false", memory.c_str());
+      outcome.reached ? "true" : "false", outcome.alone, memory.c_str());
 }
 
 Result<Outcome> run_data_parallel(const Settings& settings) {
@@ -107,17 +107,22 @@ Result<Outcome> run_data_parallel(const Settings& settings) {
   const auto batch = static_cast<std::size_t>(settings.integer("batch"));
   std::vector<float> input(batch * Batches::kPixels);
   std::vector<std::int32_t> labels(batch);
-  Outcome outcome{.steps = settings.integer("steps")};
+  Outcome outcome;
+  outcome.steps = settings.integer("steps");
   const int tail = std::max(outcome.steps / 10, 1);
   auto begin = Clock::now();
+  Clock::duration together{};
   for (int step = -10; step < outcome.steps; ++step) {  // ten to warm up
-    if (step == 0) begin = Clock::now();
+    if (step == 0) begin = Clock::now(), together = {};
     batches.fill(static_cast<std::size_t>(step + 10) * batch, batch, input.data(), labels.data());
+    const auto dealt_out = Clock::now();
     MUSTER_TRY(const auto totals, parallel->forward_backward(input, labels));
+    together += Clock::now() - dealt_out;
     sgd->step();
     if (step >= outcome.steps - tail) outcome.loss += totals.loss_sum / static_cast<double>(batch) / tail;
   }
   outcome.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  outcome.alone = outcome.seconds - std::chrono::duration<double>(together).count();
   for (const auto& device : devices) outcome.memory.push_back(muster::memory_allocated(device));
   return outcome;
 }
@@ -139,7 +144,8 @@ class Rank {
     const auto part = static_cast<std::size_t>(settings_.integer("batch") / context_.world_size);
     MUSTER_TRY(muster::nn::Plan* const plan,
                model_.plan(static_cast<int>(part), muster::nn::Mode::kTraining));
-    Outcome outcome{.steps = settings_.integer("steps")};
+    Outcome outcome;
+    outcome.steps = settings_.integer("steps");
     const double until = settings_.number("until");
     const int warm = until > 0 ? 0 : 10, tail = std::max(outcome.steps / 10, 1);
     Clock::duration spent{};
@@ -167,7 +173,9 @@ class Rank {
       }
     }
     outcome.seconds = std::chrono::duration<double>(spent).count();
-    if (until == 0) MUSTER_TRY(outcome.loss, mean(outcome.loss));
+    if (until == 0) {
+      MUSTER_TRY(outcome.loss, mean(outcome.loss));
+    }
     std::vector<std::int64_t> memory(static_cast<std::size_t>(context_.world_size));
     const auto own = static_cast<std::int64_t>(muster::memory_allocated(device_));
     const bool is_first = context_.rank == 0;

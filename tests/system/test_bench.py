@@ -3,19 +3,24 @@
 import math
 import os
 import pathlib
+import subprocess
 import sys
+import xml.etree.ElementTree
 
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 import ckpt  # noqa: E402
 import data  # noqa: E402
+import dp_vs_ddp  # noqa: E402
 import launch  # noqa: E402
 import launch_deaths  # noqa: E402
 import launch_memory  # noqa: E402
 import launch_tools  # noqa: E402
 import measure  # noqa: E402
+import parameter_server  # noqa: E402
 import rendezvous  # noqa: E402
+import scaling_rule  # noqa: E402
 import store  # noqa: E402
 import store_servers  # noqa: E402
 
@@ -152,3 +157,59 @@ def test_the_data_bench_lists_a_folder_and_loads_what_pytorch_loads(bin_dir, tmp
     assert data.main(["--rounds=2", "--images=8", "--batch-size=4", "--batches=20", "--files=100"]) == 0
     out = capsys.readouterr().out
     assert out.count("images/s") >= 5 and "a folder of 100 images listed" in out and "muster, scaled" in out
+
+
+def test_dp_vs_ddp_shows_the_three_ways_with_one_loss(monkeypatch, capsys):
+    saved = {}
+    monkeypatch.setattr(measure, "save", lambda name, result: saved.update({name: result}))
+    assert dp_vs_ddp.main(["--batches=8", "--samples=160", "--rounds=1", "--save"]) == 0
+    rows = {row["mode"]: row for row in saved["dp_vs_ddp"]["rows"]}
+    assert [len(rows[mode]["memory"]) for mode in ("single", "dp", "ddp")] == [1, 2, 2]
+    assert max(row["loss"] for row in rows.values()) - min(row["loss"] for row in rows.values()) < 1e-4
+    assert rows["dp"]["memory"][0] > rows["dp"]["memory"][1]  # the optimizer's state
+    assert "Rows of GPUs: none" in capsys.readouterr().out
+
+
+def test_the_parameter_server_and_the_ring_send_what_the_formulas_say(monkeypatch, tmp_path):
+    saved = {}
+    monkeypatch.setattr(measure, "save", lambda name, result: saved.update({name: result}))
+    plot = tmp_path / "plot.svg"
+    assert parameter_server.main(["--ranks=2,4", "--bytes=4096,65536", "--seconds=0.01", "--rounds=1", f"--plot={plot}", "--save"]) == 0
+    for row in saved["parameter_server"]["rows"]:
+        ranks, size = row["ranks"], row["bytes"]
+        assert row["sent"] == {"parameter_server": size * (ranks - 1), "ring": 2 * size * (ranks - 1) // ranks, "all_reduce": 0}[row["way"]]
+        assert row["micros"]["median"] > 0
+    drawn = xml.etree.ElementTree.fromstring(plot.read_text())
+    assert len(drawn.findall("{http://www.w3.org/2000/svg}polyline")) == 2 * 3
+
+
+def test_the_scaling_rule_counts_the_steps_to_a_loss(monkeypatch):
+    saved = {}
+    monkeypatch.setattr(measure, "save", lambda name, result: saved.update({name: result}))
+    assert scaling_rule.main(["--ranks=1,2", "--until=1.5", "--steps=400", "--seeds=1", "--save"]) == 0
+    rows = saved["scaling_rule"]["rows"]
+    assert [(row["ranks"], row["rule"]) for row in rows] == [(1, "same rate"), (2, "same rate"), (2, "rate x ranks"), (2, "x ranks, warm-up")]
+    assert all(row["reached"] == 1 and 0 < row["steps"][0] < 400 for row in rows)
+
+
+@pytest.mark.parametrize("arguments", [["dp", "--replicas=0"], ["dp", "--batch=x"], ["other"], []])
+def test_the_training_program_refuses_bad_arguments_with_one_line(bin_dir, arguments):
+    done = subprocess.run([bin_dir / "parallel_training", *arguments], text=True, capture_output=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+
+
+@pytest.mark.parametrize("arguments, words", [(["--backend=mpi"], "--backend: mpi: use gloo, shm or tcp, which need no mpirun"), (["--count=0"], "--count"),
+                                              (["--count=1", "--bytes=8"], "excludes"), (["--iterations=x"], "--iterations"), (["other"], "not expected")])
+def test_all_reduce_refuses_bad_arguments_with_one_line(bin_dir, arguments, words):
+    done = subprocess.run([bin_dir / "all_reduce", *arguments], text=True, capture_output=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr and not done.stdout
+
+
+def test_all_reduce_takes_an_init_method_a_backend_and_sizes(bin_dir, tmp_path):
+    ranks = [subprocess.Popen([bin_dir / "all_reduce", f"--init-method=file://{tmp_path}/store?rank={rank}&world_size=2", "--backend=tcp", "--bytes=4096",
+                               "--iterations=3"], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    for rank, process in enumerate(ranks):
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert output.startswith(f"rank {rank} of 2: sum 3 over tcp, 4096 bytes in ")
+    assert "--init-method" in subprocess.run([bin_dir / "all_reduce", "--help"], text=True, capture_output=True, check=True).stdout

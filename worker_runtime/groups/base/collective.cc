@@ -43,6 +43,13 @@ Result<void> check_memory(std::string_view what, const void* data, std::size_t c
   return {};
 }
 
+Result<OpDescriptor> describe_reduction(const Buffer& buffer, ReduceOp op, int root) {
+  const OpKind kind = root < 0 ? OpKind::kAllReduce : OpKind::kReduce;
+  MUSTER_OK(check_reduction(name_of(kind), buffer.dtype, op));
+  MUSTER_OK(check_memory(name_of(kind), buffer.data, buffer.count));
+  return OpDescriptor{.count = buffer.count, .kind = kind, .dtype = buffer.dtype, .reduce = op, .root = root};
+}
+
 }  // namespace
 
 Result<void> check_root(std::string_view what, int root, int world_size) {
@@ -99,21 +106,22 @@ std::optional<std::string> find_mismatch(const OpDescriptor& own, int rank, cons
   expected.kind = own.kind == OpKind::kSend ? OpKind::kRecv : OpKind::kSend;
   expected.root = rank;
   if (theirs == expected) return std::nullopt;
-  const auto call = [](const OpDescriptor& d, int caller) {
-    return fmt::format("rank {} called {} after {} collectives", caller, describe(d), d.sequence);
-  };
-  std::string calls[] = {call(own, rank), call(theirs, other)};
-  if (other < rank) std::swap(calls[0], calls[1]);
+  const auto& [first, second] = rank < other ? std::pair(own, theirs) : std::pair(theirs, own);
   return fmt::format(
-      "two ranks disagree: {}, {}; a send and its recv have the same type, size and place "
-      "between the collectives",
-      calls[0], calls[1]);
+      "two ranks disagree: rank {} called {} after {} collectives, rank {} called {} after {}; a send and "
+      "its "
+      "recv have the same type, size and place between the collectives",
+      std::min(rank, other), describe(first), first.sequence, std::max(rank, other), describe(second),
+      second.sequence);
 }
 
 Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op) {
-  MUSTER_OK(check_reduction("all_reduce", buffer.dtype, op));
-  MUSTER_OK(check_memory("all_reduce", buffer.data, buffer.count));
-  return OpDescriptor{.count = buffer.count, .kind = OpKind::kAllReduce, .dtype = buffer.dtype, .reduce = op};
+  return describe_reduction(buffer, op, -1);
+}
+
+Result<OpDescriptor> describe_reduce(const Buffer& buffer, int root, ReduceOp op, int world_size) {
+  MUSTER_OK(check_root("reduce to", root, world_size));
+  return describe_reduction(buffer, op, root);
 }
 
 Result<OpDescriptor> describe_broadcast(const Buffer& buffer, int root, int world_size) {
@@ -148,14 +156,6 @@ Result<OpDescriptor> describe_reduce_scatter(const ConstBuffer& input, const Buf
                     world_size));
   return OpDescriptor{
       .count = input.count, .kind = OpKind::kReduceScatter, .dtype = input.dtype, .reduce = op};
-}
-
-Result<OpDescriptor> describe_reduce(const Buffer& buffer, int root, ReduceOp op, int world_size) {
-  MUSTER_OK(check_reduction("reduce", buffer.dtype, op));
-  MUSTER_OK(check_memory("reduce", buffer.data, buffer.count));
-  MUSTER_OK(check_root("reduce to", root, world_size));
-  return OpDescriptor{
-      .count = buffer.count, .kind = OpKind::kReduce, .dtype = buffer.dtype, .reduce = op, .root = root};
 }
 
 Result<OpDescriptor> describe_transfer(OpKind kind, const ConstBuffer& buffer, int peer, int rank,

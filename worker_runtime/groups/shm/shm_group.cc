@@ -137,14 +137,13 @@ class ShmBarrier {
   [[nodiscard]] bool has_failed() const {
     return (header_.phase.load(std::memory_order_acquire) & kFailedBit) != 0;
   }
-  /// A member that has not arrived for `target` was last seen on this core.
-  [[nodiscard]] bool shares_core(std::uint32_t target, std::uint32_t cpu) const;
   struct Words {
     std::atomic<std::uint32_t>&changing, &sleepers;
   };
-  /// `ready()` holds only after a change; `awaits(i)`: while member i has not done its part.
+  /// Spins, then sleeps. `ready()` holds only after a change; `awaits(i)`: while member i has not done its
+  /// part.
   template <class Ready, class Awaits>
-  [[nodiscard]] Result<void> sleep_until(Words words, Instant deadline, Ready ready, Awaits awaits);
+  [[nodiscard]] Result<void> wait(Words words, Instant deadline, bool may_spin, Ready ready, Awaits awaits);
   [[nodiscard]] Error told_failure() const;
   /// Members of whom both hold.
   template <class Which, class Awaits>
@@ -212,40 +211,32 @@ Result<void> ShmBarrier::arrive_and_wait(Instant deadline, bool may_spin) {
     return {};
   }
   members_[me_].arrived.store(target, std::memory_order_release);
-  if (may_spin && spins_) {
-    const auto cpu = static_cast<std::uint32_t>(::sched_getcpu());
-    members_[me_].cpu.store(cpu, std::memory_order_relaxed);
-    const auto stop = SteadyClock::now() + kSpin;
-    do {
-      for (int i = 0; i < 32; ++i) {
-        if (passed(header_.phase.load(std::memory_order_acquire))) {
-          phase_ = target;
-          return {};
-        }
-        pause_core();
-      }
-      // The scheduler may have put a member that is missing on this very core, where it cannot run while we
-      // spin (seen on a loaded machine: every barrier took the whole spin).
-    } while (SteadyClock::now() < stop && !shares_core(target, cpu));
-  }
-  MUSTER_OK(sleep_until(
-      {header_.phase, header_.sleepers}, deadline,
+  MUSTER_OK(wait(
+      {header_.phase, header_.sleepers}, deadline, may_spin,
       [&] { return passed(header_.phase.load(std::memory_order_acquire)); },
       [&](std::size_t i) { return members_[i].arrived.load(std::memory_order_acquire) != target; }));
   phase_ = target;
   return {};
 }
 
-bool ShmBarrier::shares_core(std::uint32_t target, std::uint32_t cpu) const {
-  for (std::size_t i = 0; i < members_.size(); ++i)
-    if (i != me_ && members_[i].cpu.load(std::memory_order_relaxed) == cpu &&
-        members_[i].arrived.load(std::memory_order_relaxed) != target)
-      return true;
-  return false;
-}
-
 template <class Ready, class Awaits>
-Result<void> ShmBarrier::sleep_until(Words words, Instant deadline, Ready ready, Awaits awaits) {
+Result<void> ShmBarrier::wait(Words words, Instant deadline, bool may_spin, Ready ready, Awaits awaits) {
+  if (may_spin && spins_) {
+    const auto cpu = static_cast<std::uint32_t>(::sched_getcpu());
+    members_[me_].cpu.store(cpu, std::memory_order_relaxed);
+    const auto is_here = [&](std::size_t i) {
+      return members_[i].cpu.load(std::memory_order_relaxed) == cpu;
+    };
+    const auto stop = SteadyClock::now() + kSpin;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (ready()) return {};
+        pause_core();
+      }
+      // The scheduler may have put a member that is missing on this very core, where it cannot run while we
+      // spin (seen on a loaded machine: every barrier took the whole spin).
+    } while (SteadyClock::now() < stop && names_of(is_here, awaits).empty());
+  }
   while (true) {
     words.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t word = words.changing.load(std::memory_order_seq_cst);
@@ -296,15 +287,8 @@ void ShmBarrier::tell_change() {
 
 template <class Ready>
 Result<void> ShmBarrier::wait_for(std::size_t peer, Instant deadline, bool may_spin, Ready ready) {
-  ShmMember& other = members_[peer];
-  if (may_spin && spins_)
-    for (const auto stop = SteadyClock::now() + kSpin; SteadyClock::now() < stop;)
-      for (int i = 0; i < 32; ++i) {
-        if (ready()) return {};
-        pause_core();
-      }
-  return sleep_until({other.changes, other.sleepers}, deadline, ready,
-                     [&](std::size_t i) { return i == peer && !ready(); });
+  return wait({members_[peer].changes, members_[peer].sleepers}, deadline, may_spin, ready,
+              [&](std::size_t i) { return i == peer && !ready(); });
 }
 
 void ShmBarrier::tell_failure(const Error& error) {
