@@ -74,7 +74,7 @@ def test_two_ranks_train_evaluate_and_keep_the_last_and_the_best(train, tmp_path
 
 
 def test_a_trace_shows_the_data_beside_the_model(train, tmp_path):
-    train("--epochs=1", f"--profile={tmp_path}/trace.json", world=2)
+    train("--epochs=1", "-b2", f"--profile={tmp_path}/trace.json", world=2)  # of its eight steps three
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {event["name"] for event in trace}
     assert {event["pid"] for event in trace} == {0, 1} and "data" in names and any("layer1.0.conv1" in name for name in names)
