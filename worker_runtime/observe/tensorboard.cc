@@ -157,9 +157,9 @@ class EventFile final : public SummaryWriter {
   Result<void> add_image(std::string_view tag, const SummaryImage& image, std::int64_t step) override {
     constexpr int kLargest = 1 << 15;
     const auto within = [](int side) { return side >= 1 && side <= kLargest; };
-    const auto bytes = std::int64_t{image.height} * image.width * image.channels;
-    if (!within(image.height) || !within(image.width) || std::ssize(image.pixels) != bytes ||
-        (image.channels != 1 && image.channels != 3 && image.channels != 4))
+    if (!within(image.height) || !within(image.width) ||
+        (image.channels != 1 && image.channels != 3 && image.channels != 4) ||
+        std::ssize(image.pixels) != std::int64_t{image.height} * image.width * image.channels)
       return fail(
           ErrorCode::kInvalidArgument,
           fmt::format("add_image '{}': {} bytes for {} x {} pixels of {} channels; give height * width * "
@@ -176,7 +176,7 @@ class EventFile final : public SummaryWriter {
     std::unique_lock lock(mutex_);
     hurry_ = true;
     changed_.notify_all();
-    changed_.wait(lock, [this, mine = added_] { return taken_ >= mine && !writing_; });
+    changed_.wait(lock, [this, mine = added_] { return done_ >= mine; });
     return status_;
   }
   Result<void> close() override {
@@ -222,19 +222,18 @@ class EventFile final : public SummaryWriter {
       const std::vector<Summary> taken = std::exchange(queue_, {});
       queued_bytes_ = 0;
       hurry_ = false;
-      taken_ = added_;
-      writing_ = true;
-      lock.unlock();
-      auto written = write(taken);
-      lock.lock();
-      writing_ = false;
-      if (!written) {
-        dropped_ += taken.size();
-        if (status_)
+      const std::uint64_t done = added_;
+      if (status_) {
+        lock.unlock();
+        auto written = write(taken);
+        lock.lock();
+        if (!written)
           std::fprintf(stderr, "muster: %s; nothing more is written to it, the run goes on\n",
                        written.error().message.c_str());
         status_ = std::move(written);
       }
+      if (!status_) dropped_ += taken.size();
+      done_ = done;
       changed_.notify_all();
     }
   }
@@ -274,9 +273,9 @@ class EventFile final : public SummaryWriter {
   std::condition_variable changed_;
   std::vector<Summary> queue_;
   std::size_t queued_bytes_ = 0;
-  std::uint64_t added_ = 0, taken_ = 0, dropped_ = 0;
+  std::uint64_t added_ = 0, done_ = 0, dropped_ = 0;
   Result<void> status_;
-  bool hurry_ = false, writing_ = false, stopping_ = false;
+  bool hurry_ = false, stopping_ = false;
   std::thread thread_;
 };
 
