@@ -124,9 +124,10 @@ def test_the_example_of_the_worker_runtime_trains_resnet18_on_two_ranks(installe
 
 
 @pytest.mark.parametrize("block", [block for block in blocks(GUIDES["en"]) if block.marker == "package"], ids=lambda block: block.commands[0])
-def test_the_programs_of_the_guide_stand_there_whole_and_print_what_it_says(installed, run, root, block):
-    (command,) = block.commands
-    source = (root / f"tests/embed/{command.removeprefix('./')}.cc").read_text()
-    assert (block.section, None, source) in fences(GUIDES["en"], "cpp")
-    done = run(installed / f"build/embed_{command.removeprefix('./')}", env={})
+def test_the_programs_of_the_guide_stand_there_and_print_what_it_says(installed, run, root, block):
+    name = block.commands[0].removeprefix("./")
+    if name != "data_parallel":  # of that one a few lines, which test_guide.py looks for; of the others all
+        source = (root / f"tests/embed/{name}.cc").read_text()
+        assert (block.section, None, source) in fences(GUIDES["en"], "cpp")
+    done = run(installed / f"build/embed_{name}", env={})
     assert (done.returncode, done.stderr, differences(block, done.stdout)) == (0, "", []), done.stdout
