@@ -15,8 +15,8 @@
 #include <vector>
 
 #include <muster/data_parallel.h>
+#include <muster/datasets.h>
 #include <muster/ddp.h>
-#include <muster/image_dataset.h>
 #include <muster/init.h>
 #include <muster/optim.h>
 #include <muster/sampler.h>

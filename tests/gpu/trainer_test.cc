@@ -48,7 +48,7 @@ TEST_CASE(
   run(1, [&](int rank) -> std::string {
     Member member;
     STEP(member.join(directory, rank, 1));
-    const auto resident = train(member, false);
+    const auto resident = train(member, false, DType::kFloat32);
     if (!resident) return text_of(resident.error());
     for (const Feed feed : {Feed::kBytes, Feed::kFloats})
       for (const bool capture : {false, true}) {
