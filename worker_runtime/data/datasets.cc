@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include <muster/datasets.h>
 
 #include "rendezvous/base/syscall.h"
@@ -95,10 +97,10 @@ Result<ImageDataset> load_cifar10(const std::string& directory, Split split) {
   const auto elements = static_cast<std::size_t>(dataset.image_elements());
   const int files = split == Split::kTrain ? 5 : 1;
   for (int file = 1; file <= files; ++file) {
-    const std::string name =
-        split == Split::kTrain ? "data_batch_" + std::to_string(file) + ".bin" : "test_batch.bin";
-    MUSTER_TRY(const std::string bytes, read_file(directory + "/" + name));
-    MUSTER_OK(parse_cifar10(directory + "/" + name, bytes, elements, dataset));
+    const std::string path = split == Split::kTrain ? fmt::format("{}/data_batch_{}.bin", directory, file)
+                                                    : fmt::format("{}/test_batch.bin", directory);
+    MUSTER_TRY(const std::string bytes, read_file(path));
+    MUSTER_OK(parse_cifar10(path, bytes, elements, dataset));
   }
   return dataset;
 }

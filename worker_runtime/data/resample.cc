@@ -79,8 +79,8 @@ ResampleWeights weigh(double begin, double end, int size, int count) {
   const double scale = (end - begin) / count, support = std::max(scale, 1.0);
   for (int pixel = 0; pixel < count; ++pixel) {
     const double centre = begin + (pixel + 0.5) * scale;
-    const int first = std::max(static_cast<int>(centre - support + 0.5), 0),
-              last = std::min(static_cast<int>(centre + support + 0.5), size);
+    const int first = std::max(static_cast<int>(std::floor(centre - support + 0.5)), 0),
+              last = std::min(static_cast<int>(std::floor(centre + support + 0.5)), size);
     factors.clear();
     for (int x = first; x < last; ++x)
       factors.push_back(std::max(0.0, 1.0 - std::abs((x - centre + 0.5) * (1.0 / support))));
@@ -88,7 +88,7 @@ ResampleWeights weigh(double begin, double end, int size, int count) {
     weights.taps.push_back({first, last - first, weights.factors.size()});
     for (const double factor : factors)
       weights.factors.push_back(
-          static_cast<std::int32_t>(0.5 + (total == 0 ? factor : factor / total) * (1 << 22)));
+          static_cast<std::int32_t>(std::floor(0.5 + (total == 0 ? factor : factor / total) * (1 << 22))));
   }
   return weights;
 }

@@ -13,7 +13,8 @@ namespace muster {
 /// StepLR: `base`, times `gamma` after every `step_size` steps.
 [[nodiscard]] inline float step_lr(float base, std::int64_t step, std::int64_t step_size,
                                    double gamma = 0.1) {
-  return static_cast<float>(base * std::pow(gamma, static_cast<double>(step / step_size)));
+  const std::int64_t decays = step / step_size;
+  return static_cast<float>(base * std::pow(gamma, static_cast<double>(decays)));
 }
 
 /// CosineAnnealingLR: from `base` at step 0 to `least` at step `steps`, where it stays.
