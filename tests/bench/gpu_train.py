@@ -77,7 +77,7 @@ class Programs:
         return outputs[0][0]
 
     def fashion(self, data, *flags, world=1):
-        text = self.run("fashion_mnist", f"--data={data}", "--epochs=1", "--batch-size=64", "--lr=0.02", *flags, world=world)
+        text = self.run("fashion_mnist", f"--data={data}", f"--epochs={world}", "--batch-size=64", "--lr=0.02", *flags, world=world)
         accuracy = float(re.search(r"^accuracy +([\d.]+) %", text, re.M)[1])
         rate = float(re.search(r"^speed +(\d+) images/s", text, re.M)[1])
         if accuracy < 50:

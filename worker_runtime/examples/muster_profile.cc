@@ -20,6 +20,7 @@ using namespace muster;
 std::optional<nn::Shape> parse_shape(const std::string& text) {
   constexpr int kLargest = 16384;
   nn::Shape shape;
+  if (text.ends_with('x')) return {};  // split() would pass over it
   for (const std::string& side : CLI::detail::split(text, 'x')) {
     int& size = shape.emplace_back();
     const auto [end, error] = std::from_chars(side.data(), side.data() + side.size(), size);
