@@ -29,11 +29,11 @@ struct Samples {
   }
 };
 
-inline std::vector<nn::Model> garment_models(std::size_t count) {
+inline std::vector<nn::Model> garment_models(std::size_t count, DType autocast = DType::kFloat32) {
   std::vector<nn::Model> models;
   models.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
-    models.push_back(nn::garment_classifier());
+    models.push_back(nn::garment_classifier({.autocast = autocast}));
     Generator generator(i);  // each another one: the first one's values count
     models.back().initialize(generator);
   }
@@ -52,8 +52,9 @@ struct Steps {
 };
 
 /// Three steps of batches of `batch` with SGD on the first of `devices`.
-inline Result<Steps> run_data_parallel(const std::vector<Compute>& devices, int batch) {
-  std::vector<nn::Model> models = garment_models(devices.size());
+inline Result<Steps> run_data_parallel(const std::vector<Compute>& devices, int batch,
+                                       DType autocast = DType::kFloat32) {
+  std::vector<nn::Model> models = garment_models(devices.size(), autocast);
   MUSTER_TRY(auto parallel, DataParallel::create(models, devices));
   MUSTER_TRY(auto sgd, Sgd::create(models[0], {.lr = 0.1F}));
   Steps steps;
@@ -69,12 +70,12 @@ inline Result<Steps> run_data_parallel(const std::vector<Compute>& devices, int 
 }
 
 /// Nothing, or in what two runs differ by more than rounding.
-inline std::string compare(const Steps& a, const Steps& b) {
+inline std::string compare(const Steps& a, const Steps& b, double tolerance = 2e-6) {
   for (std::size_t step = 0; step < a.losses.size(); ++step) {
-    if (std::fabs(a.losses[step] - b.losses[step]) > 2e-6)
+    if (std::fabs(a.losses[step] - b.losses[step]) > tolerance)
       return "loss of step " + std::to_string(step) + ": " + std::to_string(a.losses[step]) + ", " +
              std::to_string(b.losses[step]);
-    if (const double most = largest_difference(a.gradients[step], b.gradients[step]); most > 2e-6)
+    if (const double most = largest_difference(a.gradients[step], b.gradients[step]); most > tolerance)
       return "gradients of step " + std::to_string(step) + " differ by " + std::to_string(most);
   }
   return "";

@@ -93,6 +93,7 @@ class ThreadedDataParallel final : public DataParallel {
     const nn::Model &model = *replica.model, &first = *replicas_[0].model;
     if (&model != &first && !replica.labels.empty()) {
       replica.device->copy_on_device(model.params(), first.params(), model.arena_bytes());
+      model.round_params();
       replica.device->copy_on_device(model.buffer_arena(), first.buffer_arena(),
                                      model.buffer_elements() * sizeof(float));
       (void)replica.device->synchronize();  // compute() returns its error, too

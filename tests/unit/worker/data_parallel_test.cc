@@ -53,6 +53,16 @@ TEST_CASE("DataParallel has the losses and gradients of one device with the whol
   }
 }
 
+TEST_CASE("under autocast replicas compute with the first one's parameters as it rounds them") {
+  const auto alone = run_data_parallel(cpus(1), 8, DType::kBFloat16);
+  REQUIRE_OK(alone);
+  const auto parallel = run_data_parallel(cpus(2), 8, DType::kBFloat16);
+  REQUIRE_OK(parallel);
+  // Each part's gradients are rounded to bfloat16, whose values lie 1/128 apart at 1. With other parameters
+  // the first loss differs by 0.02.
+  REQUIRE(compare(*parallel, *alone, 1.0 / 128) == "");
+}
+
 TEST_CASE("DataParallel has the losses and gradients of DistributedDataParallel with as many ranks") {
   constexpr int kBatch = 8, kRanks = 2;
   const auto parallel = run_data_parallel(cpus(kRanks), kBatch);
