@@ -6,7 +6,7 @@ from . import source_tree
 
 # Every folder of the product, from the top down: (folder, what it may include besides the ground, why it stands there). It
 # includes folders that stand lower only, so there is no cycle; an allowance that nothing uses is an error. The picture in
-# README.md is drawn from this table by scripts/format.
+# .github/CONTRIBUTING.md is drawn from this table by scripts/format.
 GROUND = ("rendezvous/include", "rendezvous/base")
 FOLDERS = [
     ("launcher/main", "agent checks cli doctor hardware join network output plan process report telemetry",
