@@ -2,6 +2,7 @@
 # deadlines. Series and results are known here; the benches themselves are in test_bench.py.
 # SPDX-License-Identifier: Apache-2.0
 import html.parser
+import importlib
 import json
 import math
 import os
@@ -99,7 +100,7 @@ def test_without_series_or_agents_only_what_was_measured_is_judged():
 @pytest.mark.parametrize("a, b, better, verdict", [
     ((10, 11, 12), (20, 21, 22), "lower", "worse"), ((10, 11, 12), (20, 21, 22), "higher", "better"), ((20, 21, 22), (10, 11, 12), "lower", "better"),
     ((10, 11, 12), (11, 12, 13), "lower", "within spread"), ((10, 11, 12), (10, 11, 12), "lower", "within spread"),
-    ((10,), (20, 21, 22), "lower", "one sample"), ((0, 0, 0), (1, 1, 1), "lower", "worse")])
+    ((5, 5, 5), (5, 5, 5), "lower", "within spread"), ((10,), (20, 21, 22), "lower", "one sample"), ((0, 0, 0), (1, 1, 1), "lower", "worse")])
 def test_a_metric_moved_when_its_quartiles_have_nothing_in_common(a, b, better, verdict):
     row = compare.judged("x", metric(*a, better=better), metric(*b, better=better))
     assert row.verdict == verdict
@@ -209,6 +210,21 @@ def test_every_saved_result_is_read():
     assert {name.split(":")[0] for name in found} == saved
 
 
+@pytest.mark.parametrize("name", metrics.BENCHES)
+def test_the_options_of_a_quick_run_are_those_of_the_bench(name, monkeypatch):
+    class Reached(Exception):
+        pass
+
+    def reached(*_):
+        raise Reached
+
+    for each in ("machine", "torch_environment", "program"):
+        monkeypatch.setattr(measure, each, reached)
+    for arguments in (whole_run.QUICK[name], whole_run.ALWAYS.get(name, [])):
+        with pytest.raises(Reached):
+            importlib.import_module(name).main([*arguments, "--save"])
+
+
 def python(code):
     return [sys.executable, "-B", "-c", code]
 
@@ -234,7 +250,7 @@ def test_a_bench_that_fails_is_reported_with_its_last_line(tmp_path):
 def test_time_that_is_not_used_goes_to_the_benches_that_follow():
     names = list(metrics.BENCHES)
     first = whole_run.share(285, names[0], names, True)
-    assert first == pytest.approx(285 * 40 / sum(seconds for _, seconds in whole_run.SECONDS.values()))
+    assert first == pytest.approx(285 * whole_run.SECONDS[names[0]][1] / sum(seconds for _, seconds in whole_run.SECONDS.values()))
     assert whole_run.share(285 - 1, names[1], names[1:], True) > whole_run.share(285 - first, names[1], names[1:], True)
     assert whole_run.share(20, names[-1], names[-1:], True) == 20
     assert set(whole_run.SECONDS) == set(whole_run.QUICK) == set(names)
@@ -248,8 +264,6 @@ def test_peers_that_are_missing_are_offered_in_one_line():
 
 
 def test_all_writes_one_result_and_one_report_of_what_was_measured_and_what_was_not(bin_dir, tmp_path):
-    if missing := [name for name in ("parallel_training", "parameter_server") if not (bin_dir / name).exists()]:
-        pytest.skip(f"{missing[0]} is not built")
     code = ("import pathlib, sys\nsys.path.insert(0, sys.argv[1])\nimport measure, whole_run\n"
             "whole_run.QUICK.update(dp_vs_ddp=['--batches=8', '--samples=160', '--rounds=2'], parameter_server=['--ranks=1'])\n"
             "sys.exit(whole_run.main(['--quick', '--only=dp_vs_ddp,parameter_server', '--minutes=3', '--output', sys.argv[2]]))")
