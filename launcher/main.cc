@@ -36,6 +36,7 @@
 #include "launcher/process/descendants.h"
 #include "launcher/process/detach.h"
 #include "launcher/process/guardian.h"
+#include "launcher/report/gpu_metrics.h"
 #include "launcher/report/gpu_watch.h"
 #include "launcher/telemetry/event_log.h"
 #include "launcher/telemetry/status_page.h"
@@ -327,6 +328,10 @@ class Launch {
       telemetry.phase("prepare", seconds_between(checked_, now));
       std::optional<StatusPage> page;
       if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
+      if (page && gpu_watch_)
+        page->add_metrics([&](MetricsText& text) {
+          put_gpu_metrics(text, *gpu_watch_, *job_, environment_, telemetry.status().assignment);
+        });
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
                           telemetry, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
                           gpu_watch_ ? &*gpu_watch_ : nullptr});

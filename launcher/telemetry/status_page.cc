@@ -170,6 +170,7 @@ std::optional<net::StatusReply> StatusPage::answer(std::string_view path) {
   std::optional<std::uint64_t> dropped;
   if (telemetry_.events() != nullptr) dropped = telemetry_.events()->dropped();
   put_metrics(out, job_, status, readings, version_, dropped);
+  if (more_) more_(out);
   put_process_metrics(out);
   return net::StatusReply{.type = MetricsText::kContentType, .body = out.take(), .fresh_for = kFresh};
 }

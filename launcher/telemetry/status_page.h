@@ -4,10 +4,12 @@
 // costs two small reads for each worker. Failure: of a request alone.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "launcher/job/job.h"
@@ -40,6 +42,9 @@ class StatusPage {
   StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job, const Telemetry& telemetry,
              std::string_view version);
 
+  /// What else is to be on /metrics: called for each answer, on the loop.
+  void add_metrics(std::function<void(MetricsText&)> put) { more_ = std::move(put); }
+
  private:
   /// When a worker's progress was seen to change. The clock of a file in memory that a worker
   /// has mapped does not tell.
@@ -56,6 +61,7 @@ class StatusPage {
   const Telemetry& telemetry_;
   std::string_view version_;
   std::vector<Seen> seen_;  // by local rank
+  std::function<void(MetricsText&)> more_;
   net::StatusServer server_;
 };
 
