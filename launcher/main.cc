@@ -328,10 +328,12 @@ class Launch {
       telemetry.phase("prepare", seconds_between(checked_, now));
       std::optional<StatusPage> page;
       if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
-      if (page && gpu_watch_)
+      if (page && gpu_watch_) {
         page->add_metrics([&](MetricsText& text) {
           put_gpu_metrics(text, *gpu_watch_, *job_, environment_, telemetry.status().assignment);
         });
+        page->set_gpu_readings([&] { return gpu_readings(*gpu_watch_); });
+      }
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
                           telemetry, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
                           gpu_watch_ ? &*gpu_watch_ : nullptr});
@@ -362,6 +364,7 @@ class Launch {
     // Print the address only when the kernel chose the port.
     if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
       std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
+    job_->status_address = opened.address;
     listener_.emplace(std::move(opened));
     return {};
   }

@@ -146,4 +146,14 @@ GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures) {
   return out;
 }
 
+std::vector<GpuReading> gpu_readings(GpuWatch& watch) {
+  std::vector<GpuReading> out;
+  const auto readings = watch.figures(SteadyClock::now());
+  const auto& gpus = watch.gpus();
+  if (!readings || !gpus) return out;
+  for (std::size_t i = 0; i < std::min(gpus->size(), readings->gpus.size()); ++i)
+    out.push_back(reading_of((*gpus)[i], readings->gpus[i]));
+  return out;
+}
+
 }  // namespace muster::launcher

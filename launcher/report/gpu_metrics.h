@@ -39,7 +39,8 @@ void put_gpu_metrics(MetricsText& out, GpuWatch& watch, const Job& job, const En
 [[nodiscard]] std::vector<std::vector<int>> ranks_of_gpus(const Job& job, const Environment& environment,
                                                           std::span<const Gpu> gpus);
 
-/// The same of one GPU for the messages between nodes.
+/// The same for the messages between nodes.
 [[nodiscard]] GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures);
+[[nodiscard]] std::vector<GpuReading> gpu_readings(GpuWatch& watch);
 
 }  // namespace muster::launcher

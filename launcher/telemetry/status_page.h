@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "launcher/hardware/gpu_reading.h"
 #include "launcher/job/job.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/metrics_text.h"
@@ -45,6 +46,11 @@ class StatusPage {
   /// What else is to be on /metrics: called for each answer, on the loop.
   void add_metrics(std::function<void(MetricsText&)> put) { more_ = std::move(put); }
 
+  /// The last readings of this node's GPUs, by index; asked at most once a second, and only while somebody
+  /// looks. It returns at once: a driver may not answer.
+  using GpuReadings = std::function<std::vector<GpuReading>()>;
+  void set_gpu_readings(GpuReadings read) { gpu_readings_ = std::move(read); }
+
  private:
   /// When a worker's progress was seen to change. The clock of a file in memory that a worker
   /// has mapped does not tell.
@@ -60,8 +66,9 @@ class StatusPage {
   const Job& job_;
   const Telemetry& telemetry_;
   std::string_view version_;
-  std::vector<Seen> seen_;  // by local rank
   std::function<void(MetricsText&)> more_;
+  GpuReadings gpu_readings_;  // nothing: no GPU is read
+  std::vector<Seen> seen_;    // by local rank
   net::StatusServer server_;
 };
 
