@@ -36,6 +36,7 @@
 #include "launcher/process/descendants.h"
 #include "launcher/process/detach.h"
 #include "launcher/process/guardian.h"
+#include "launcher/report/gpu_metrics.h"
 #include "launcher/report/gpu_watch.h"
 #include "launcher/telemetry/event_log.h"
 #include "launcher/telemetry/status_exchange.h"
@@ -334,6 +335,12 @@ class Launch {
       std::optional<StatusPage> page;
       if (listener_)
         page.emplace(io, *std::move(listener_), *job_, telemetry, exchange, kVersion, page_token_);
+      if (page && gpu_watch_) {
+        page->add_metrics([&](MetricsText& text) {
+          put_gpu_metrics(text, *gpu_watch_, *job_, environment_, telemetry.status().assignment);
+        });
+        page->set_gpu_readings([&] { return gpu_readings(*gpu_watch_); });
+      }
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
                           telemetry, exchange, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
                           gpu_watch_ ? &*gpu_watch_ : nullptr});

@@ -354,6 +354,7 @@ std::string StatusPage::metrics() {
   std::optional<std::uint64_t> dropped;
   if (telemetry_.events() != nullptr) dropped = telemetry_.events()->dropped();
   put_metrics(out, job_, telemetry_.status(), exchange_.look_here(), exchange_.straggler(), version_, dropped);
+  if (more_) more_(out);
   put_process_metrics(out);
   return out.take();
 }

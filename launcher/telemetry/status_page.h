@@ -56,6 +56,9 @@ class StatusPage {
   StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job, const Telemetry& telemetry,
              StatusExchange& exchange, std::string_view version, std::string token);
 
+  /// What else is to be on /metrics: called for each answer, on the loop.
+  void add_metrics(std::function<void(MetricsText&)> put) { more_ = std::move(put); }
+
   /// The last readings of this node's GPUs, by index; asked at most once a second, and only while somebody
   /// looks. It returns at once: a driver may not answer.
   using GpuReadings = std::function<std::vector<GpuReading>()>;
@@ -94,6 +97,7 @@ class StatusPage {
   std::vector<Waiting> waiting_;  // for the other nodes' first status
   LoopTimer timer_;
   Lifetime lifetime_;
+  std::function<void(MetricsText&)> more_;
   net::StatusServer server_;
 };
 
