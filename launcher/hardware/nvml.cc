@@ -17,8 +17,8 @@ using Device = Nvml::Device;
 constexpr int kSuccess = 0;
 constexpr int kMissing = -1;
 constexpr int kInsufficientSize = 7;
-constexpr int kUncorrected = 1;  // nvmlMemoryErrorType_t
-constexpr int kVolatile = 0;     // nvmlEccCounterType_t: since the driver was loaded
+constexpr int kCorrected = 0, kUncorrected = 1;  // nvmlMemoryErrorType_t
+constexpr int kVolatile = 0;                     // nvmlEccCounterType_t: since the driver was loaded
 
 struct PciInfo {
   char legacy_address[16];
@@ -31,6 +31,24 @@ struct MemoryInfo {  // nvmlMemory_v2_t: without what the driver keeps for itsel
   unsigned long long total, reserved, free, used;
 };
 constexpr unsigned kMemoryInfoVersion = sizeof(MemoryInfo) | 2U << 24;
+
+struct Utilization {  // nvmlUtilization_t
+  unsigned gpu, memory;
+};
+struct FieldValue {  // nvmlFieldValue_t
+  unsigned field, scope;
+  long long timestamp, latency;
+  int type, result;
+  union {
+    unsigned number;
+    unsigned long long bytes;  // as large as the largest
+  } value;
+};
+static_assert(sizeof(FieldValue) == 40);
+constexpr unsigned kMemoryTemperature = 82;    // NVML_FI_DEV_MEMORY_TEMP
+constexpr int kUnsignedInt = 1;                // nvmlValueType_t
+constexpr int kSmClock = 1, kMemoryClock = 2;  // nvmlClockType_t
+constexpr int kGpuSensor = 0;                  // nvmlTemperatureSensors_t
 
 struct ProcessInfo {  // nvmlProcessInfo_v2_t
   unsigned pid;
@@ -178,6 +196,60 @@ Nvml::GpuHealth Nvml::read(int index) const {
     ++(active != 0 ? out.links.active : out.links.inactive);
   }
   return out;
+}
+
+Nvml::Figures Nvml::figures(Device device) const {
+  Figures out;
+  Utilization use{};
+  if (call("nvmlDeviceGetUtilizationRates", device, &use) == kSuccess) {
+    out.util_percent = use.gpu;
+    out.memory_util_percent = use.memory;
+  }
+  MemoryInfo memory{};
+  memory.version = kMemoryInfoVersion;
+  if (call("nvmlDeviceGetMemoryInfo_v2", device, &memory) == kSuccess) {
+    out.memory_used_bytes = static_cast<double>(memory.used);
+    out.memory_free_bytes = static_cast<double>(memory.free);
+    out.memory_total_bytes = static_cast<double>(memory.total);
+  }
+  const auto number = [&](double& to, const char* name, auto... arguments) {
+    unsigned value = 0;
+    if (call(name, device, arguments..., &value) == kSuccess) to = value;
+  };
+  const auto large = [&](double& to, const char* name, auto... arguments) {
+    unsigned long long value = 0;
+    const int result = call(name, device, arguments..., &value);
+    if (result == kSuccess) to = static_cast<double>(value);
+    return result;
+  };
+  number(out.power_w, "nvmlDeviceGetPowerUsage");
+  out.power_w /= 1000;  // of milliwatts
+  large(out.energy_mj, "nvmlDeviceGetTotalEnergyConsumption");
+  number(out.temperature_c, "nvmlDeviceGetTemperature", kGpuSensor);
+  FieldValue field{};
+  field.field = kMemoryTemperature;
+  if (call("nvmlDeviceGetFieldValues", device, 1, &field) == kSuccess && field.result == kSuccess &&
+      field.type == kUnsignedInt)
+    out.memory_temperature_c = field.value.number;
+  number(out.sm_clock_mhz, "nvmlDeviceGetClockInfo", kSmClock);
+  number(out.memory_clock_mhz, "nvmlDeviceGetClockInfo", kMemoryClock);
+  if (large(out.clock_reasons, "nvmlDeviceGetCurrentClocksEventReasons") == kMissing)
+    large(out.clock_reasons, "nvmlDeviceGetCurrentClocksThrottleReasons");  // before R535
+  large(out.corrected_ecc, "nvmlDeviceGetTotalEccErrors", kCorrected, kVolatile);
+  large(out.uncorrected_ecc, "nvmlDeviceGetTotalEccErrors", kUncorrected, kVolatile);
+  return out;
+}
+
+std::string Nvml::driver_version() const {
+  std::array<char, 80> out{};  // NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+  return call("nvmlSystemGetDriverVersion", out.data(), static_cast<unsigned>(out.size())) == kSuccess
+             ? out.data()
+             : "";
+}
+
+int Nvml::cuda_version() const {
+  int out = 0;
+  return call("nvmlSystemGetCudaDriverVersion_v2", &out) == kSuccess ? out : 0;
 }
 
 Nvml::EventSet Nvml::watch_xids(const std::vector<Device>& devices) const {

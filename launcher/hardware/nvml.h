@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,21 @@ class Nvml {
     unsigned long long throttle = 0;  // Throttle's bits, and others
     NvLinks links;
   };
+  /// What a GPU does at one moment, as plain numbers, for a page of memory that processes share. NaN: this
+  /// driver or GPU does not tell.
+  struct Figures {
+    static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+    double util_percent = kUnknown;         // share of the last sampling period in which a kernel ran
+    double memory_util_percent = kUnknown;  // likewise, in which memory was read or written
+    double memory_used_bytes = kUnknown, memory_free_bytes = kUnknown, memory_total_bytes = kUnknown;
+    double power_w = kUnknown;
+    double energy_mj = kUnknown;  // since the driver was loaded
+    double temperature_c = kUnknown, memory_temperature_c = kUnknown;
+    double sm_clock_mhz = kUnknown, memory_clock_mhz = kUnknown;
+    double clock_reasons = kUnknown;                              // Throttle's bits, and others
+    double corrected_ecc = kUnknown, uncorrected_ecc = kUnknown;  // errors since the driver was loaded
+    double xid = kUnknown;  // left to the caller: of the last fault; 0: none
+  };
   using EventSet = void*;  // lives as long as the library is open
   struct XidEvent {
     Device device = nullptr;
@@ -79,6 +95,12 @@ class Nvml {
 
   [[nodiscard]] std::vector<Process> processes(Device device) const;  // that hold memory for computing
   [[nodiscard]] GpuHealth read(int index) const;
+  [[nodiscard]] Figures figures(Device device) const;
+
+  /// "580.65.06"; empty: unknown.
+  [[nodiscard]] std::string driver_version() const;
+  /// The newest CUDA that the driver runs, as CUDA writes it: 13000 for 13.0; 0: unknown.
+  [[nodiscard]] int cuda_version() const;
 
   /// Xid events of those devices (nullptr: none there) that have them; nullptr: none has.
   [[nodiscard]] EventSet watch_xids(const std::vector<Device>& devices) const;

@@ -3,25 +3,38 @@
 // that faults are known where the kernel's log may not be read, and no call into the driver holds the agent.
 // (A thread could not be stopped while NVML waits, and a wedged driver would keep the agent from ending; a
 // process is killed.) Started by main on nodes with GPUs; read by PostMortem when a worker has failed.
-// Drivers without Xid events, and containers where they are not permitted, give the GPUs only. One loop.
+// Drivers without Xid events, and containers where they are not permitted, give the GPUs only. It also reads
+// what the GPUs do, once a second while somebody looks, into a page that it shares with the agent, and tells
+// who uses them when it is asked: a driver that is wedged makes the figures old, and holds nobody. One loop.
 // Costs a fork, and no time until it is read. Source: NVML API reference, "Event Handling Methods".
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <sys/types.h>
+#include <utility>
 #include <vector>
 
 #include <muster/result.h>
 
 #include "launcher/hardware/gpus.h"
+#include "launcher/hardware/nvml.h"
 #include "launcher/process/helper_process.h"
+#include "launcher/report/gpu_holders.h"
+#include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
 
 class GpuWatch {
  public:
+  struct Readings {
+    std::vector<Nvml::Figures> gpus;  // in the order of gpus(), at most kMostGpus
+    Instant at{};
+  };
+  static constexpr std::size_t kMostGpus = 64;
+
   [[nodiscard]] static Result<GpuWatch> start(const GpuPaths& paths);
 
   [[nodiscard]] pid_t pid() const { return process_.pid(); }
@@ -36,11 +49,30 @@ class GpuWatch {
   /// "NVML: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus (GPU-5a..)". Does not block.
   [[nodiscard]] std::vector<std::string> take_new();
 
+  /// What was read last, and asks for more: for a minute from now on it is read each second. The first call
+  /// finds nothing. Does not block.
+  [[nodiscard]] std::optional<Readings> figures(Instant now);
+
+  /// Asks who uses the GPUs now; the answer makes output() readable. Does not block.
+  void ask_holders();
+  /// The last answer; nothing: there was none since holders were asked for. Does not block.
+  [[nodiscard]] const std::optional<std::vector<GpuHolder>>& holders();
+
  private:
-  explicit GpuWatch(HelperProcess process) : process_(std::move(process)) {}
+  struct Page;  // of figures
+  struct Unmap {
+    void operator()(Page* page) const;
+  };
+  friend void serve_gpus(const GpuPaths& paths, Page& page, int channel);
+
+  GpuWatch(std::unique_ptr<Page, Unmap> page, HelperProcess process)
+      : page_(std::move(page)), process_(std::move(process)) {}
   bool read_one();
 
+  std::unique_ptr<Page, Unmap> page_;  // with the process
   HelperProcess process_;
+  Instant asked_{};  // for figures
+  std::optional<std::vector<GpuHolder>> holders_;
   bool closed_ = false;
   std::optional<std::vector<Gpu>> gpus_;
   std::vector<std::string> events_;

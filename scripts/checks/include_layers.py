@@ -36,7 +36,7 @@ FOLDERS = [
     ("launcher/hardware", "text", "GPUs, CPUs, network adapters, and who gets which"),
     ("launcher/text", "", "texts that several folders write alike"),
     ("rendezvous/musterd", "protocol server status wal", "musterd: options and main"),
-    ("rendezvous/status", "net server wal", "/metrics and /healthz"),
+    ("rendezvous/status", "coordinator net protocol server wal", "/metrics, /healthz, and the page of a musterd"),
     ("rendezvous/etcd", "agent_client coordinator net protocol server wal", "a coordinator whose state is in etcd"),
     ("rendezvous/agent_client", "coordinator net protocol", "the agent's side of the connection to its coordinator"),
     ("rendezvous/server", "coordinator net protocol proxy store wal", "the sockets of store and coordinator"),

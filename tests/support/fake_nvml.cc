@@ -2,9 +2,13 @@
 // A management library with the GPUs that the file named by FAKE_NVML lists, one per line:
 //   UUID PCI-ADDRESS USED-MIB ECC-ERRORS REMAP-FAILED PID[,PID...]|-  [MIG-UUID...] [NAME=VALUE...]
 // with what the GPU does not have unless it is named: generation=3/5 width=8/16 (PCIe, of which most),
-// state=8 throttle=0x8 links=16/18 (NVLink) remap_pending=1 retired_pending=1 no_events=1. The PIDs are read
-// again whenever they are asked for, and that is told by a file with ".asked" behind the name. A line
-// "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. A file with
+// state=8 throttle=0x8 links=16/18 (NVLink) remap_pending=1 retired_pending=1 no_events=1, util=97/41 (%, of
+// which memory) total=81920 (MiB) power=350500 (mW) energy=123456789 (mJ) temperature=64/71 (C, of which
+// memory) clock=1980/2619 (MHz of SM, of memory) corrected_ecc=2. A line "driver=VERSION/CUDA",
+// "driver=580.65.06/13000", is the driver's. None of these figures was measured on a GPU. The first line of a
+// file with ".hang" behind the name is an entry that never returns from then on. The PIDs are read again
+// whenever they are asked for, and that is told by a file with ".asked" behind the name. A line "broken" is a
+// device that cannot be opened; "init=N" makes nvmlInit fail with N. A file with
 // ".xid" behind the name, put there whole, is a list of events, "UUID NUMBER [GPU-INSTANCE]" a line; once all
 // were delivered and the next is waited for it is called ".xid.told". Tests load the library by its path, the
 // launcher through MUSTER_NVML_LIBRARY.
@@ -53,6 +57,7 @@ bool delivered = false;
 
 std::vector<FakeGpu> gpus;
 int init_result = 0;
+std::string driver = "/0";
 
 int put(const std::string& text, char* out, unsigned size) {
   std::snprintf(out, size, "%s", text.c_str());
@@ -86,6 +91,10 @@ FAKE int nvmlInit_v2() {
   while (std::getline(file, line)) {
     if (line.rfind("init=", 0) == 0) {
       init_result = std::atoi(line.c_str() + 5);
+      continue;
+    }
+    if (line.rfind("driver=", 0) == 0) {
+      driver = line.substr(7);
       continue;
     }
     FakeGpu& gpu = gpus.emplace_back();
@@ -141,8 +150,11 @@ FAKE int nvmlDeviceGetMigDeviceHandleByIndex(void* device, unsigned index, void*
   return 0;
 }
 FAKE int nvmlDeviceGetMemoryInfo_v2(void* device, void* out) {
+  unsigned long long total = 0;
+  of(device)->number("total", false, total);
   const unsigned long long used = of(device)->used_mib << 20;
-  std::memcpy(static_cast<char*>(out) + 32, &used, sizeof used);
+  const unsigned long long words[4] = {total << 20, 0, (total << 20) - (total == 0 ? 0 : used), used};
+  std::memcpy(static_cast<char*>(out) + 8, words, sizeof words);
   return 0;
 }
 FAKE int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, void* out) {
@@ -166,7 +178,8 @@ FAKE int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, 
   }
   return 0;
 }
-FAKE int nvmlDeviceGetTotalEccErrors(void* device, int /*type*/, int /*counter*/, unsigned long long* out) {
+FAKE int nvmlDeviceGetTotalEccErrors(void* device, int type, int /*counter*/, unsigned long long* out) {
+  if (type == 0) return of(device)->number("corrected_ecc", false, *out) ? 0 : 3;
   *out = of(device)->ecc;
   return 0;
 }
@@ -193,6 +206,15 @@ int answer(void* device, const char* name, bool most, unsigned* out) {
   if (!of(device)->number(name, most, value)) return 3;  // NVML_ERROR_NOT_SUPPORTED
   *out = static_cast<unsigned>(value);
   return 0;
+}
+
+/// As a driver that is wedged: nothing but SIGKILL ends the caller.
+void hang_in(const char* entry) {
+  const char* path = std::getenv("FAKE_NVML");
+  std::ifstream file(std::string(path != nullptr ? path : "") + ".hang");
+  std::string line;
+  if (std::getline(file, line) && line == entry)
+    while (true) pause();
 }
 
 /// Reads the list of events, if there is one.
@@ -238,6 +260,37 @@ FAKE int nvmlDeviceGetCurrPcieLinkWidth(void* device, unsigned* out) {
 }
 FAKE int nvmlDeviceGetMaxPcieLinkWidth(void* device, unsigned* out) {
   return answer(device, "width", true, out);
+}
+FAKE int nvmlDeviceGetUtilizationRates(void* device, unsigned* out) {
+  hang_in("nvmlDeviceGetUtilizationRates");
+  return answer(device, "util", false, out) + answer(device, "util", true, out + 1);
+}
+FAKE int nvmlDeviceGetPowerUsage(void* device, unsigned* out) {
+  return answer(device, "power", false, out);
+}
+FAKE int nvmlDeviceGetTotalEnergyConsumption(void* device, unsigned long long* out) {
+  return of(device)->number("energy", false, *out) ? 0 : 3;
+}
+FAKE int nvmlDeviceGetTemperature(void* device, int /*sensor*/, unsigned* out) {
+  return answer(device, "temperature", false, out);
+}
+FAKE int nvmlDeviceGetFieldValues(void* device, int /*count*/, void* out) {
+  unsigned degrees = 0;
+  const int result = answer(device, "temperature", true, &degrees), type = 1;
+  std::memcpy(static_cast<char*>(out) + 24, &type, sizeof type);
+  std::memcpy(static_cast<char*>(out) + 28, &result, sizeof result);
+  std::memcpy(static_cast<char*>(out) + 32, &degrees, sizeof degrees);
+  return 0;
+}
+FAKE int nvmlDeviceGetClockInfo(void* device, int type, unsigned* out) {
+  return answer(device, "clock", type == 2, out);
+}
+FAKE int nvmlSystemGetDriverVersion(char* out, unsigned size) {
+  return driver == "/0" ? 999 : put(driver.substr(0, driver.find('/')), out, size);
+}
+FAKE int nvmlSystemGetCudaDriverVersion_v2(int* out) {
+  *out = std::atoi(driver.c_str() + driver.find('/') + 1);
+  return 0;
 }
 FAKE int nvmlDeviceGetPerformanceState(void* device, unsigned* out) {
   return answer(device, "state", false, out);

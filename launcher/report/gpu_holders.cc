@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/report/gpu_holders.h"
+
+#include <algorithm>
+#include <charconv>
+#include <ctime>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <pwd.h>
+#include <set>
+#include <signal.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "launcher/hardware/pci_place.h"
+#include "launcher/process/process_stat.h"
+#include "launcher/text/clean_line.h"
+#include "launcher/text/split.h"
+#include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/syscall.h"
+
+namespace muster::launcher {
+namespace {
+
+constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // of an environment or a command line
+constexpr int kMostAbove = 1000;                          // processes above one: a loop would be a race
+constexpr std::size_t kMostHolders = 1000;
+
+constexpr std::string_view kAgentName = "muster";  // and a version, perhaps
+
+enum class Above { kAgent, kNoAgent, kUnknown };
+
+/// musterctl and musterd start no workers.
+bool is_agent(const SeenProcess& process) {
+  return process.name.starts_with(kAgentName) && process.name != "musterctl" && process.name != "musterd";
+}
+
+/// Agents are given the orphans of their workers, so that all that is theirs is below them while they live.
+/// What is below the first process without passing an agent has none; any doubt is no such proof.
+Above above(const SeenProcess& holder, const std::map<std::int32_t, const SeenProcess*>& processes) {
+  const SeenProcess* at = &holder;
+  for (int steps = 0; steps < kMostAbove; ++steps) {
+    if (steps > 0 && is_agent(*at)) return Above::kAgent;
+    if (at->pid == 1) return Above::kNoAgent;
+    const auto parent = processes.find(at->parent);
+    if (parent == processes.end()) return Above::kUnknown;
+    at = parent->second;
+  }
+  return Above::kUnknown;
+}
+
+std::string user_name(std::uint32_t uid) {
+  const passwd* const user = ::getpwuid(uid);
+  return user != nullptr ? user->pw_name : fmt::format("{}", uid);
+}
+
+std::int64_t boot_time() {
+  timespec since_boot{};
+  ::clock_gettime(CLOCK_BOOTTIME, &since_boot);
+  return std::time(nullptr) - since_boot.tv_sec;
+}
+
+/// Who it is; `whole`: and what it does.
+std::optional<SeenProcess> see(std::int32_t pid, bool whole) {
+  const auto stat = read_process_stat(pid);
+  struct stat owner {};
+  if (!stat || ::stat(fmt::format("/proc/{}", pid).c_str(), &owner) != 0) return std::nullopt;
+  SeenProcess out;
+  out.pid = pid;
+  out.parent = stat->parent;
+  out.start_ticks = stat->start_ticks;
+  out.state = stat->state;
+  out.uid = owner.st_uid;
+  // An agent is one under another name, too.
+  std::error_code unknown;
+  const std::string program =
+      std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid), unknown).filename();
+  out.name = program.starts_with(kAgentName) ? program : stat->name;
+  if (!whole) return out;
+  out.user = user_name(out.uid);
+  out.since = boot_time() + static_cast<std::int64_t>(stat->start_ticks) / ::sysconf(_SC_CLK_TCK);
+  std::string command = read_file(fmt::format("/proc/{}/cmdline", pid), kMostBytes).value_or("");
+  std::replace(command.begin(), command.end(), '\0', ' ');
+  out.command = one_clean_line(command);
+  if (out.command.empty()) out.command = fmt::format("[{}]", one_clean_line(stat->name));
+  const std::string environment = read_file(fmt::format("/proc/{}/environ", pid), kMostBytes).value_or("");
+  for (const std::string_view variable : split(environment, '\0')) {
+    const auto take = [&](std::string_view name, std::string& to) {
+      if (variable.starts_with(name) && variable.substr(name.size()).starts_with('='))
+        to = one_clean_line(variable.substr(name.size() + 1));
+    };
+    take(env::kRank, out.rank);
+    take(env::kRunId, out.run_id);
+    take(env::kLineage, out.lineage);
+  }
+  return out;
+}
+
+GpuSnapshot look(std::vector<GpuUse> uses) {
+  GpuSnapshot out;
+  out.own_uid = ::getuid();
+  std::set<std::int32_t> seen;
+  for (const GpuUse& use : uses) {
+    bool whole = true;
+    for (std::int32_t pid = use.pid; pid > 0;) {
+      if (!whole && seen.contains(pid)) break;
+      const auto known = std::find_if(out.processes.begin(), out.processes.end(),
+                                      [&](const SeenProcess& one) { return one.pid == pid; });
+      auto process = see(pid, whole);
+      if (!process) break;
+      const std::int32_t parent = process->parent;
+      if (known == out.processes.end())
+        out.processes.push_back(*std::move(process));
+      else if (whole)
+        *known = *std::move(process);
+      seen.insert(pid);
+      whole = false;
+      pid = parent;
+    }
+  }
+  out.uses = std::move(uses);
+  return out;
+}
+
+}  // namespace
+
+std::vector<GpuHolder> judge_holders(const GpuSnapshot& snapshot) {
+  std::map<std::int32_t, const SeenProcess*> processes;
+  for (const SeenProcess& process : snapshot.processes) processes.emplace(process.pid, &process);
+  std::vector<GpuHolder> out;
+  for (const GpuUse& use : snapshot.uses) {
+    GpuHolder& holder = out.emplace_back();
+    holder.use = use;
+    const auto found = processes.find(use.pid);
+    if (found == processes.end()) {
+      holder.process.pid = use.pid;
+      holder.kind = HolderKind::kUnseen;
+      continue;
+    }
+    holder.process = *found->second;
+    if (holder.process.state == 'Z' || holder.process.state == 'X') {
+      holder.kind = HolderKind::kZombie;
+    } else if (!holder.process.lineage.empty()) {
+      const Above agent = above(holder.process, processes);
+      holder.kind = agent == Above::kNoAgent ? HolderKind::kLeftBehind : HolderKind::kWorker;
+      holder.to_free = agent == Above::kNoAgent && holder.process.uid == snapshot.own_uid && use.pid > 1;
+    }
+  }
+  std::stable_sort(out.begin(), out.end(), [](const GpuHolder& a, const GpuHolder& b) {
+    return std::pair(a.use.gpu, a.use.pid) < std::pair(b.use.gpu, b.use.pid);
+  });
+  return out;
+}
+
+std::string describe(const GpuHolder& holder) {
+  const std::string memory =
+      holder.use.bytes == 0 ? "memory"
+                            : fmt::format("{:.1f} GiB", static_cast<double>(holder.use.bytes) / (1 << 30));
+  const SeenProcess& process = holder.process;
+  std::string who;
+  if (holder.kind == HolderKind::kUnseen) {
+    who = "not visible here: it has ended, or is in another PID namespace";
+  } else {
+    who = process.user;
+    if (!process.rank.empty()) who += fmt::format(", rank {}", process.rank);
+    if (!process.run_id.empty()) who += fmt::format(" of {}", process.run_id);
+    if (holder.kind == HolderKind::kZombie)
+      who += fmt::format(", a zombie of process {}", process.parent);
+    else if (holder.kind != HolderKind::kWorker)
+      who += holder.kind == HolderKind::kForeign ? ", foreign" : ", left behind by an agent that is gone";
+    who += fmt::format(": {}", process.command);
+  }
+  return fmt::format("pid {} ({}) holds {} of GPU {}{}", process.pid, who, memory, holder.use.gpu,
+                     holder.use.uuid.empty() ? "" : fmt::format(" ({})", holder.use.uuid));
+}
+
+std::vector<GpuHolder> find_gpu_holders(const Nvml& nvml) {
+  std::vector<GpuUse> uses;
+  for (unsigned i = 0; i < nvml.count().value_or(0); ++i) {
+    const Nvml::Device device = nvml.device(i);
+    if (device == nullptr) continue;
+    for (const Nvml::Process& process : nvml.processes(device))
+      if (uses.size() < kMostHolders)
+        uses.push_back({static_cast<std::int32_t>(i), nvml.uuid(device),
+                        static_cast<std::int32_t>(process.pid), process.bytes});
+  }
+  return judge_holders(look(std::move(uses)));
+}
+
+std::vector<GpuHolder> find_gpu_holders_by_files(std::string_view device_files) {
+  std::set<std::pair<std::int32_t, std::int32_t>> open;  // device and process
+  for (const pid_t pid : list_pids()) {
+    const std::string directory = fmt::format("/proc/{}/fd", pid);
+    for (const std::string& number : list_directory(directory)) {
+      char target[256];
+      const ssize_t length =
+          ::readlink(fmt::format("{}/{}", directory, number).c_str(), target, sizeof target);
+      const std::string_view path(target, static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+      if (!path.starts_with(device_files)) continue;
+      std::int32_t device = 0;
+      const char* const end = path.data() + path.size();
+      const auto parsed = std::from_chars(path.data() + device_files.size(), end, device);
+      if (parsed.ec == std::errc() && parsed.ptr == end) open.emplace(device, pid);
+    }
+  }
+  std::vector<GpuUse> uses;
+  for (const auto& [device, pid] : open)
+    if (uses.size() < kMostHolders) uses.push_back({device, {}, pid, 0});
+  return judge_holders(look(std::move(uses)));
+}
+
+Result<std::string> end_holder(const GpuHolder& holder, Millis timeout) {
+  const UniqueFd process = open_pidfd(holder.use.pid);
+  if (!process) return std::string("had ended before");
+  // The handle is there: what it means is looked at again now.
+  const auto now = judge_holders(look({holder.use}));
+  if (now.size() != 1 || !now.front().to_free ||
+      now.front().process.start_ticks != holder.process.start_ticks)
+    return std::string("is not what it was, and was left alone");
+  for (const int signal : {SIGTERM, SIGKILL}) {
+    if (!send_signal(process.get(), signal) && errno != ESRCH)
+      return fail(errno_error(fmt::format("send a signal to pid {}", holder.use.pid), errno));
+    if (wait_for_end(process.get(), SteadyClock::now() + timeout))
+      return fmt::format("was ended by {}", signal == SIGTERM ? "SIGTERM" : "SIGKILL");
+  }
+  return fail(ErrorCode::kTimeout, fmt::format("pid {} has not ended {} s after SIGKILL: the driver holds it",
+                                               holder.use.pid, timeout.count() / 1000));
+}
+
+}  // namespace muster::launcher
