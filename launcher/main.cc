@@ -357,6 +357,7 @@ class Launch {
     // Print the address only when the kernel chose the port.
     if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
       std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
+    job_->status_address = opened.address;
     listener_.emplace(std::move(opened));
     return {};
   }

@@ -118,7 +118,8 @@ void Attempt::begin() {
   services_.rendezvous->watch(
       {[post = services_.post](int node) { post(StopRequested{node}); },
        [post = services_.post](Result<AttemptOutcome> outcome) { post(OutcomeKnown{std::move(outcome)}); },
-       lifetime_.guard([this](const control::Hang& message) { monitor_.on_message(message); })});
+       lifetime_.guard([this](const control::Hang& message) { monitor_.on_message(message); }),
+       {}});
   if (unprepared_) {
     execute(supervision_.start_failed(0, SteadyClock::now()));
     return proceed();

@@ -50,6 +50,8 @@ class Rendezvous {
     std::function<void(Result<AttemptOutcome>)> outcome;
     /// Until then: what others say of workers that hang.
     std::function<void(const control::Hang&)> hang;
+    /// Likewise, for the job's status page.
+    std::function<void(const control::Status&)> status;
   };
   virtual void watch(Watch watch) = 0;
 
@@ -75,6 +77,9 @@ class Rendezvous {
   /// About workers that hang (hang_session.h): to the first node, or as the first one to all others. May be
   /// lost.
   virtual void send_hang(control::Hang /*message*/) {}
+
+  /// For the job's status page, likewise (status_page.h).
+  virtual void send_status(control::Status /*message*/) {}
 
   /// This node will not take part in the next attempt, which has not begun. Where others count on it, that
   /// ends the job for all of them.

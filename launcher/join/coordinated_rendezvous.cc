@@ -215,6 +215,12 @@ class CoordinatedRendezvous final : public Rendezvous {
     client_->send_hang(message);
   }
 
+  void send_status(control::Status message) override {
+    if (!assigned_ || !client_) return;
+    message.generation = assigned_->generation;
+    client_->send_status(message);
+  }
+
   void decline(const FailureNotice& notice) override {
     joined_ = {};
     told_late_nodes_ = {};
@@ -265,6 +271,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     out.request.master_port = store_.offered_port();
     out.request.unhealthy = job_.unhealthy;
     out.request.program = short_name(job_.command);
+    out.request.status_address = job_.status_address;
     out.settings = elastic.rules;
     out.compare_clocks = job_.compare_clocks;
     out.connect_timeout = elastic.connect_timeout;
@@ -287,6 +294,9 @@ class CoordinatedRendezvous final : public Rendezvous {
     };
     out.hang = [this](const control::Hang& message) {
       if (const auto call = joined_ ? nullptr : watch_.hang) call(message);
+    };
+    out.status = [this](const control::Status& message) {
+      if (const auto call = joined_ ? nullptr : watch_.status) call(message);
     };
     out.stop_workers = [this](const control::StopWorkers& message) {
       if (const auto call = joined_ ? nullptr : watch_.stop) return call(message.group_rank);

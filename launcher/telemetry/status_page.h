@@ -4,12 +4,15 @@
 // costs two small reads for each worker. Failure: of a request alone.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "launcher/hardware/gpu_reading.h"
 #include "launcher/job/job.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/metrics_text.h"
@@ -40,6 +43,11 @@ class StatusPage {
   StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job, const Telemetry& telemetry,
              std::string_view version);
 
+  /// The last readings of this node's GPUs, by index; asked at most once a second, and only while somebody
+  /// looks. It returns at once: a driver may not answer.
+  using GpuReadings = std::function<std::vector<GpuReading>()>;
+  void set_gpu_readings(GpuReadings read) { gpu_readings_ = std::move(read); }
+
  private:
   /// When a worker's progress was seen to change. The clock of a file in memory that a worker
   /// has mapped does not tell.
@@ -55,7 +63,8 @@ class StatusPage {
   const Job& job_;
   const Telemetry& telemetry_;
   std::string_view version_;
-  std::vector<Seen> seen_;  // by local rank
+  GpuReadings gpu_readings_;  // nothing: no GPU is read
+  std::vector<Seen> seen_;    // by local rank
   net::StatusServer server_;
 };
 

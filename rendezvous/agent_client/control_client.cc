@@ -251,6 +251,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       if (const auto call = events_.report) call(*report);
     } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
       if (const auto call = running_ == hang->generation ? events_.hang : nullptr) call(*hang);
+    } else if (const auto* status = std::get_if<control::Status>(&message)) {
+      if (const auto call = running_ == status->generation ? events_.status : nullptr) call(*status);
     } else if (const auto* stop = std::get_if<control::StopWorkers>(&message)) {
       if (const auto call = running_ == stop->generation ? events_.stop_workers : nullptr) call(*stop);
     } else if (const auto* clock = std::get_if<control::Clock>(&message)) {

@@ -67,6 +67,8 @@ struct ControlEvents {
   std::function<void(const Error&)> trying;
   /// What another node says of workers that hang, in the generation that runs here.
   std::function<void(const control::Hang&)> hang;
+  /// What another node says for the job's status page, likewise.
+  std::function<void(const control::Status&)> status;
   /// A worker of another node failed: the workers of the generation that runs here are to be stopped.
   std::function<void(const control::StopWorkers&)> stop_workers;
   /// A connection to the coordinator is there, and the agent has joined by it; or it broke.
@@ -118,6 +120,7 @@ class ControlClient {
   }
   /// Lost where there is no connection.
   void send_hang(const control::Hang& message) { send(message); }
+  void send_status(const control::Status& message) { send(message); }
   /// A message about the workers' store; lost where there is no connection.
   void send_store(const control::Message& message);
   /// What the connection has not taken yet.

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Archive: values as bytes and back, for the messages between agents and coordinator and for the records of
-// the state log. A struct is its members in their order (Boost.PFR finds them). Integers have their own
-// width, times are milliseconds as i64, counts of bytes and elements u64, an enumerator is a u8 up to its
-// type's kLast, a variant the number of its alternative from 1 as u8; all little-endian. Sans-IO. Failure of
-// a reader is sticky: error() says what is wrong, and what is read afterwards is empty.
+// the state log. A struct is its members in their order (Boost.PFR finds them). Numbers have their own
+// width (a double is IEEE 754's), times are milliseconds as i64, counts of bytes and elements u64, an
+// enumerator is a u8 up to its type's kLast, a variant the number of its alternative from 1 as u8; all
+// little-endian. Sans-IO. Failure of a reader is sticky: error() says what is wrong, and what is read
+// afterwards is empty.
 #pragma once
 
 #include <array>
@@ -44,7 +45,7 @@ class ArchiveWriter {
  private:
   template <class T>
   void put(const T& value) {
-    if constexpr (std::is_integral_v<T>) {
+    if constexpr (std::is_arithmetic_v<T>) {
       char bytes[sizeof value];
       std::memcpy(bytes, &value, sizeof value);
       out_.append(bytes, sizeof value);
@@ -118,7 +119,7 @@ class ArchiveReader {
       const auto byte = read<std::uint8_t>();
       if (byte > 1) return fail("a yes or no that is neither");
       value = byte == 1;
-    } else if constexpr (std::is_integral_v<T>) {
+    } else if constexpr (std::is_arithmetic_v<T>) {
       value = 0;
       if (const std::string_view from = bytes(sizeof value); !from.empty())
         std::memcpy(&value, from.data(), sizeof value);

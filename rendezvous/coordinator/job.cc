@@ -55,6 +55,14 @@ std::vector<std::string> reachable_addresses(const std::vector<std::string>& off
   return out;
 }
 
+std::string reachable_status_address(std::string_view listening, const std::vector<std::string>& addresses) {
+  if (addresses.empty() || !(listening.starts_with("0.0.0.0:") || listening.starts_with("[::]:")))
+    return std::string(listening);
+  const std::string& best = addresses.front();
+  const bool is_v6 = best.find(':') != std::string::npos;
+  return (is_v6 ? "[" + best + "]" : best) + std::string(listening.substr(listening.rfind(':')));
+}
+
 std::vector<ConnectionId> everybody(const Job& job) {
   std::vector<ConnectionId> out;
   out.reserve(job.connections.size());
@@ -130,8 +138,12 @@ void forward(const Job& job, control::Report report, const std::string& host, in
   }
 }
 
-void forward(const Job& job, control::Hang message, const std::string& host, int group_rank,
-             JobsEffects& effects) {
+namespace {
+
+/// `Message`: Hang or Status.
+template <class Message>
+void forward_between_nodes(const Job& job, Message&& message, const std::string& host, int group_rank,
+                           JobsEffects& effects) {
   const membership::World& world = job.round.world;
   if (job.round.phase != Phase::kRunning || message.generation != world.generation || group_rank < 0 ||
       message.to_all() != (group_rank == 0))
@@ -140,7 +152,19 @@ void forward(const Job& job, control::Hang message, const std::string& host, int
   message.group_rank = group_rank;
   std::vector<ConnectionId> to =
       message.to_all() ? connections_of(job, 1, world.slots.size()) : connections_of(job, 0, 1);
-  if (!to.empty()) effects.deliveries.push_back({std::move(to), std::move(message)});
+  if (!to.empty()) effects.deliveries.push_back({std::move(to), std::forward<Message>(message)});
+}
+
+}  // namespace
+
+void forward(const Job& job, control::Hang message, const std::string& host, int group_rank,
+             JobsEffects& effects) {
+  forward_between_nodes(job, std::move(message), host, group_rank, effects);
+}
+
+void forward(const Job& job, control::Status message, const std::string& host, int group_rank,
+             JobsEffects& effects) {
+  forward_between_nodes(job, std::move(message), host, group_rank, effects);
 }
 
 void forward(const Job& job, control::StopWorkers message, const membership::NodeId& from,

@@ -86,6 +86,10 @@ struct Job {
 [[nodiscard]] std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
                                                            const std::string& seen);
 
+/// `listening`, HOST:PORT, with the best of the node's addresses where it listens on all of them.
+[[nodiscard]] std::string reachable_status_address(std::string_view listening,
+                                                   const std::vector<std::string>& addresses);
+
 // What the agents of a job are sent: their places in a new world, why a node is outside it, what other nodes
 // say. From a Job to deliveries.
 
@@ -102,6 +106,8 @@ void forward(const Job& job, control::Report report, const std::string& host, in
              JobsEffects& effects);
 /// From the first node to all others, from another to the first.
 void forward(const Job& job, control::Hang message, const std::string& host, int group_rank,
+             JobsEffects& effects);
+void forward(const Job& job, control::Status message, const std::string& host, int group_rank,
              JobsEffects& effects);
 /// To the other members of the world that runs.
 void forward(const Job& job, control::StopWorkers message, const membership::NodeId& from,

@@ -99,6 +99,9 @@ JobState describe_job(const Job& job, Instant now) {
   if (!round.world.slots.empty()) out.first_host = cut(round.world.slots.front().host);
   if (!round.world.master_addresses.empty()) out.first_address = cut(round.world.master_addresses.front());
   out.first_port = round.world.master_port;
+  if (!round.world.slots.empty())
+    if (const auto first = round.nodes.find(round.world.slots.front().node); first != round.nodes.end())
+      out.first_status_address = cut(first->second.request.status_address);
   return out;
 }
 
@@ -155,6 +158,7 @@ std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from,
     if (const auto rank = static_cast<std::size_t>(node->group_rank);
         node->group_rank >= 0 && rank < round.world.slots.size())
       put_slot(round.world.slots[rank], rank, state);
+    state.status_address = cut(node->request.status_address);
     state.heard_ms = millis_between(node->last_heard, now);
     if (!node->request.addresses.empty()) state.address = cut(node->request.addresses.front());
     if (const auto at = job.connections.find(node->request.id); at != job.connections.end())

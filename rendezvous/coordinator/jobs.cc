@@ -21,7 +21,7 @@ constexpr std::size_t kMaxNameBytes = 255;
 
 std::size_t size_of(const membership::Request& request) {
   std::size_t out = request.host.size() + request.machine.size() + request.role.size() +
-                    request.unhealthy.size() + request.program.size();
+                    request.unhealthy.size() + request.program.size() + request.status_address.size();
   for (const std::string& address : request.addresses) out += address.size();
   return out;
 }
@@ -190,6 +190,9 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
   } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
     forward(job, *hang, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
     return;
+  } else if (const auto* status = std::get_if<control::Status>(&message)) {
+    forward(job, *status, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
+    return;
   } else {
     refuse(id, Refused::Reason::kProtocol,
            fmt::format("an agent does not send {}", control::name_of(message)), effects);
@@ -341,6 +344,8 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   request.unhealthy = one_line(request.unhealthy);
   request.program = one_line(request.program, kMaxNameBytes);
   request.addresses = reachable_addresses(request.addresses, client.address);
+  request.status_address =
+      reachable_status_address(one_line(request.status_address, kMaxNameBytes), request.addresses);
   if (std::string text = disagreement_about_store(*job, request); !text.empty())
     return refuse(id, Refused::Reason::kSettings, one_line(text), effects);
   if (const std::string text = disagreement_about_program(*job, request);

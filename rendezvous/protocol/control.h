@@ -10,8 +10,9 @@
 //                                <-  preamble, Challenge{nonce} or Refused
 //   Proof{mac}, Join             ->
 //                                <-  Welcome{mac}, then Waiting, Assignment, GenerationOver, Closed, Report,
-//                                Clock, SafePointPassed, Hang, Notice, StopWorkers
-//   Ready, Heartbeat, StopWorkers, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang ->
+//                                Clock, SafePointPassed, Hang, Status, Notice, StopWorkers
+//   Ready, Heartbeat, StopWorkers, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, Clock, Hang,
+//   Status ->
 //
 // The workers' store may be the coordinator's (--store-proxy). Each worker's connection then has a number,
 // and so has each of its requests, from 1. The coordinator runs them in their order and answers them in their
@@ -38,7 +39,7 @@ namespace muster::control {
 
 inline constexpr char kFirstByte = '\xAB';
 inline constexpr std::string_view kMagic = "\xABmuster";
-inline constexpr std::uint8_t kProtocolVersion = 6;
+inline constexpr std::uint8_t kProtocolVersion = 7;
 /// Magic, lowest and highest version: the agent's range; in the coordinator's answer both are its choice, or
 /// 0 when it has none in common with the agent.
 inline constexpr std::size_t kPreambleBytes = 9;
@@ -258,6 +259,26 @@ struct Hang {
   [[nodiscard]] bool to_all() const { return kind >= Kind::kRequestSnapshot; }
 };
 
+/// What the nodes of a world tell each other while somebody looks at the job's status page, which the first
+/// node serves. Forwarded as Hang is, and may be lost as that.
+struct Status {
+  enum class Kind : std::uint8_t {
+    kNode,           ///< to the first node: what the node's workers and GPUs are doing
+    kLog,            ///< to the first node: the end of a worker's log
+    kRequestStatus,  ///< to all: send kNode once a second for `lease`
+    kRequestLog,     ///< to all: whoever has the rank that `payload` names sends kLog
+    kLast = kRequestLog
+  };
+  std::int64_t generation = 0;
+  Kind kind = Kind::kNode;
+  Millis lease{0};
+  std::string host;  ///< of the sender, as the next
+  std::int32_t group_rank = -1;
+  std::string payload;
+
+  [[nodiscard]] bool to_all() const { return kind >= Kind::kRequestStatus; }
+};
+
 /// What a node's own user should know: it takes part, but not as he may think.
 struct Notice {
   std::string text;
@@ -274,7 +295,7 @@ using Message =
     std::variant<Start, Challenge, Proof, Welcome, Refused, Join, Ready, Heartbeat, Assignment, Waiting,
                  GenerationOver, Closed, WorkerFailed, Finished, SafePoint, Report, Leave, Stop, StoreAttach,
                  StoreAttached, StoreRefused, StoreOpen, StoreRequest, StoreAnswer, StoreClose, Clock,
-                 SafePointPassed, Hang, Notice, Query, JobState, NodeState, QueryEnd, StopWorkers>;
+                 SafePointPassed, Hang, Notice, Query, JobState, NodeState, QueryEnd, StopWorkers, Status>;
 
 /// Of the workers' store, whoever says it: its name begins with Store.
 [[nodiscard]] bool is_about_store(const Message& message);

@@ -57,7 +57,8 @@ struct JobState {
   std::string text;            ///< what it waits for, or how it ended
   std::string first_host;      ///< of the first node, as the next two: where its workers' store is
   std::string first_address;
-  std::uint16_t first_port = 0;  ///< 0: the store is the coordinator's
+  std::uint16_t first_port = 0;      ///< 0: the store is the coordinator's
+  std::string first_status_address;  ///< HOST:PORT of the first node's status page; empty: none
 };
 
 struct NodeState {
@@ -82,6 +83,7 @@ struct NodeState {
   std::int64_t heard_ms = -1;  ///< since its last word; -1: not known
   std::string address;         ///< by which it reached the coordinator; else the best that it offered
   std::string text;            ///< why it is not a member, or is none that works
+  std::string status_address;  ///< HOST:PORT of its /metrics; empty: none
 };
 
 struct QueryEnd {

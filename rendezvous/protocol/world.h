@@ -102,6 +102,9 @@ struct Request {
   std::string unhealthy;  ///< why it takes part in no world; it came to say so. Empty: it is fit
   std::string program =
       {};  ///< the short name of what it runs, see disagreement_about_program(); empty: not told
+  /// HOST:PORT at which it serves /metrics (--metrics-addr), as it listens there; the coordinator keeps it as
+  /// others reach it, see reachable_status_address(). Empty: none.
+  std::string status_address = {};
 };
 inline constexpr int kMaxRanksPerNode = 4096;
 [[nodiscard]] inline bool is_healthy(const Request& request) {

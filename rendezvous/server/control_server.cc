@@ -347,6 +347,7 @@ class AgentTable {
       control::Message empty = part;
       if (auto* report = std::get_if<control::Report>(&empty)) report->payload.clear();
       if (auto* hang = std::get_if<control::Hang>(&empty)) hang->payload.clear();
+      if (auto* status = std::get_if<control::Status>(&empty)) status->payload.clear();
       bytes.clear();
       control::encode(empty, bytes);
     }
@@ -871,8 +872,10 @@ class AgentServer final : public ControlServer, public StateKeeper {
   // Half a megabyte of each node, all to one.
   [[nodiscard]] static bool is_report(const control::Message& message) {
     const auto* hang = std::get_if<control::Hang>(&message);
+    const auto* status = std::get_if<control::Status>(&message);
     return std::holds_alternative<control::Report>(message) ||
-           (hang != nullptr && hang->kind == control::Hang::Kind::kSnapshot);
+           (hang != nullptr && hang->kind == control::Hang::Kind::kSnapshot) ||
+           (status != nullptr && !status->to_all());
   }
   void deliver_report(const Delivery& delivery) {
     for (const ConnectionId id : delivery.to) {

@@ -76,6 +76,7 @@ int main(int argc, char** argv) {
                                        SafePointPassed{1},
                                        Hang{7, Hang::Kind::kSnapshot, 2, "host-a", 3, "{}"},
                                        StopWorkers{7, 3},
+                                       Status{7, Status::Kind::kNode, {}, "host-a", 3, "{}"},
                                        Notice{"x"},
                                        Query{},
                                        Query{"a", "", 1},

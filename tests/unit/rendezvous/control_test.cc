@@ -25,6 +25,7 @@ std::vector<Message> one_of_each() {
   join.settings.grow_at_safe_point = true;
   join.resume = 7;
   join.request.program = "train.py";
+  join.request.status_address = "[::]:9200";
   join.age = Millis(90'000);
   Assignment assignment;
   assignment.generation = std::int64_t{1} << 40;
@@ -79,11 +80,12 @@ std::vector<Message> one_of_each() {
                    2,        140,
                    0,        "61/64 nodes",
                    "host-a", "10.0.0.1",
-                   29'501},
+                   29'501,   "10.0.0.1:9200"},
           NodeState{7, "host-b", NodeState::State::kAway, 3, 24, 8, -1, "trainer", 1500, "10.0.0.7",
-                    "its connection broke"},
+                    "its connection broke", "10.0.0.7:9200"},
           QueryEnd{3, 64, true, "train", 1000, "muster 0.1.0", "the disk is full"},
-          StopWorkers{7, 3}};
+          StopWorkers{7, 3},
+          Status{7, Status::Kind::kRequestStatus, Millis(30'000), "host-a", 0, "17"}};
 }
 
 std::vector<Message> decode_all(Decoder& decoder, std::string_view bytes) {
@@ -192,8 +194,9 @@ TEST_CASE("the version is one that both speak") {
   REQUIRE(choose_version({3, 3}) == 0);
   REQUIRE(choose_version({4, 4}) == 0);
   REQUIRE(choose_version({5, 5}) == 0);
-  REQUIRE(choose_version({6, 6}) == 6);
-  REQUIRE(choose_version({1, 9}) == 6);
-  REQUIRE(choose_version({7, 9}) == 0);
+  REQUIRE(choose_version({6, 6}) == 0);
+  REQUIRE(choose_version({7, 7}) == 7);
+  REQUIRE(choose_version({1, 9}) == 7);
+  REQUIRE(choose_version({8, 9}) == 0);
   REQUIRE(choose_version({0, 0}) == 0);
 }

@@ -153,6 +153,35 @@ TEST_CASE("a node's word about workers that hang goes to the first node, the fir
   REQUIRE(t.effects.deliveries.empty());
 }
 
+TEST_CASE("what nodes say for the status page takes the same way") {
+  using Kind = control::Status::Kind;
+  Table t;
+  for (const ConnectionId node : {1, 2, 3}) t.join(node, "a", static_cast<std::uint64_t>(node), 3);
+  const auto generation = t.told<control::Assignment>(1)->generation;
+  const auto place = [&](ConnectionId node) { return t.told<control::Assignment>(node)->group_rank; };
+  const ConnectionId first = place(1) == 0 ? 1 : place(2) == 0 ? 2 : 3;
+  const ConnectionId other = first == 1 ? 2 : 1;
+  const auto other_place = place(other);
+  t.effects.clear();
+  t.jobs.receive(first, control::Status{generation, Kind::kRequestStatus, 5s, {}, -1, {}}, t.now, t.effects);
+  REQUIRE(t.effects.deliveries.size() == 1);
+  REQUIRE(t.effects.deliveries.front().to.size() == 2);
+  REQUIRE(t.told<control::Status>(other)->lease == 5s);
+  t.effects.clear();
+  t.jobs.receive(other, control::Status{generation, Kind::kNode, {}, {}, -1, "x"}, t.now, t.effects);
+  t.jobs.receive(other, control::Status{generation, Kind::kRequestLog, {}, {}, -1, "0"}, t.now, t.effects);
+  REQUIRE(t.effects.deliveries.size() == 1);
+  REQUIRE(t.told<control::Status>(first)->group_rank == other_place);
+}
+
+TEST_CASE("an agent that listens on all addresses is named by the one that it was seen under") {
+  REQUIRE(reachable_status_address("0.0.0.0:9200", {"10.0.0.7", "10.0.1.7"}) == "10.0.0.7:9200");
+  REQUIRE(reachable_status_address("[::]:9200", {"fe80::7"}) == "[fe80::7]:9200");
+  REQUIRE(reachable_status_address("127.0.0.1:9200", {"10.0.0.7"}) == "127.0.0.1:9200");
+  REQUIRE(reachable_status_address("", {"10.0.0.7"}).empty());
+  REQUIRE(reachable_status_address("0.0.0.0:9200", {}) == "0.0.0.0:9200");
+}
+
 TEST_CASE("who asks for a stop of the workers is heard by the other members of its world") {
   Table t;
   for (const ConnectionId node : {1, 2, 3}) t.join(node, "a", static_cast<std::uint64_t>(node), 3);
