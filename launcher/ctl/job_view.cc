@@ -266,7 +266,7 @@ Result<JobView> parse_job_view(std::string_view document) {
   add_finding(field(json, "failure"), "failure", "f", out, out.failure);
   add_finding(field(json, "hang"), "hang", "h", out, out.hang);
   if (const Json& slow = field(json, "straggler"); slow.is_object())
-    out.alerts.push_back(fmt::format("straggler:{} {}", on_rank(slow), text(field(slow, "text"))));
+    out.alerts.push_back("straggler: " + text(field(slow, "text")));
   Nodes nodes;
   std::vector<std::string> silent;
   for (const Json& node : items(field(json, "nodes"))) {

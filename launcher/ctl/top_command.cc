@@ -23,6 +23,7 @@
 #include "launcher/ctl/job_view.h"
 #include "launcher/ctl/top_screen.h"
 #include "launcher/job/exit_status.h"
+#include "launcher/text/clean_line.h"
 #include "launcher/text/seconds_text.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/net/dial.h"
@@ -46,12 +47,15 @@ Result<JobPage> page_at(std::string_view text) {
   constexpr std::string_view kScheme = "http://";
   std::string_view rest = text;
   if (rest.starts_with(kScheme)) rest.remove_prefix(kScheme.size());
-  const auto address = net::parse_status_address(rest.substr(0, rest.find('/')));
+  const auto address = net::parse_status_address(rest.substr(0, rest.find_first_of("/?")));
   if (!address || address->port == 0)
     return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not http://HOST:PORT", one_line(text)));
   JobPage out;
   out.host = out.address = address->host;
   out.port = address->port;
+  constexpr std::string_view kToken = "?token=";
+  if (const auto at = rest.find(kToken); at != std::string_view::npos)
+    out.token = rest.substr(at + kToken.size());
   return out;
 }
 
@@ -61,7 +65,6 @@ Result<JobPage> page_of(const JobRecord& record) {
                                                   record.name, state_of(record), record.name));
   auto out = page_at(record.metrics);
   if (!out) return fail(ErrorCode::kNotFound, fmt::format("{} serves no status page", record.name));
-  out->job = record.name;
   out->host = record.host;
   return out;
 }
@@ -79,12 +82,41 @@ int status_of(const Error& error) {
                                                    : kExitRendezvous;
 }
 
+/// Of the job that a coordinator has by this id, or of the only one that has not ended.
+Result<JobPage> page_by_coordinator(const JobsCommand& asked, const Environment& environment) {
+  MUSTER_TRY(const net::QueryOptions options, query_options(asked, environment));
+  MUSTER_TRY(const net::QueryAnswer answer, net::query(options));
+  const control::JobState* found = nullptr;
+  for (const control::JobState& job : answer.jobs) {
+    if (job.phase == control::JobState::Phase::kEnded) continue;
+    if (found != nullptr)
+      return fail(ErrorCode::kInvalidArgument, fmt::format("{} has several jobs; name one (musterctl jobs "
+                                                           "--endpoint={} lists them)",
+                                                           asked.endpoint, asked.endpoint));
+    found = &job;
+  }
+  if (found == nullptr)
+    return fail(ErrorCode::kNotFound, fmt::format("{} has no job{} that runs", asked.endpoint,
+                                                  asked.job.empty() ? "" : " " + asked.job));
+  const std::string job = one_line(found->job);
+  if (found->first_status_address.empty())
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{} serves no status page: start it with --metrics-addr=:PORT", job));
+  MUSTER_TRY(JobPage out, page_at(found->first_status_address));
+  if (is_local(out.address) && found->first_host != options.own_host)
+    return fail(
+        ErrorCode::kNotFound,
+        fmt::format("{} serves its status page on {} of {} alone: run musterctl there, or start the job "
+                    "with --metrics-addr=0.0.0.0:PORT",
+                    job, out.address, one_line(found->first_host)));
+  out.host = one_line(found->first_host);
+  return out;
+}
+
 Result<JobPage> find_page(const TopCommand& command, const JobRecord* record,
                           const Environment& environment) {
   if (!command.url.empty()) return page_at(command.url);
-  if (record != nullptr) return page_of(*record);
-  (void)environment;
-  return fail(ErrorCode::kInvalidArgument, "name a job, or give --url or --endpoint");
+  return record != nullptr ? page_of(*record) : page_by_coordinator(command.coordinator, environment);
 }
 
 Result<std::string> get_now(const JobPage& page, std::string path, Millis timeout) {
@@ -151,12 +183,14 @@ asio::awaitable<Result<std::string>> get(JobPage page, std::string path, Instant
   if (error) co_return fail(ErrorCode::kPeerGone, fmt::format("{}: {}", where, error.message()));
   const unsigned status = parser.get().result_int();
   if (status == 200) co_return std::move(parser.get().body());
-  if (status == 401 || status == 403)
-    co_return fail(ErrorCode::kMismatch,
-                   fmt::format("{} wants the job's secret: give --secret-file or MUSTER_SECRET", where));
-  co_return fail(ErrorCode::kProtocol,
-                 fmt::format("{}{}: HTTP status {}{}", where, path, status,
-                             status == 404 ? "; is this the --metrics-addr of a job's first agent?" : ""));
+  if (status == 401)
+    co_return fail(
+        ErrorCode::kMismatch,
+        fmt::format("{} wants a token: give --url as muster printed it, or --endpoint and the job's secret",
+                    where));
+  co_return fail(
+      status == 403 ? ErrorCode::kMismatch : ErrorCode::kProtocol,
+      fmt::format("{}{}: HTTP status {}: {}", where, path, status, one_clean_line(parser.get().body())));
 }
 
 int run_top(const TopCommand& command, const JobRecord* record, const Environment& environment) {

@@ -28,7 +28,6 @@ struct TopCommand {
 
 /// Where a job's page is.
 struct JobPage {
-  std::string job;   ///< empty: not known
   std::string host;  ///< as given to ssh
   std::string address;
   std::uint16_t port = 0;
