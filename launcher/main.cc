@@ -38,6 +38,7 @@
 #include "launcher/process/guardian.h"
 #include "launcher/report/gpu_watch.h"
 #include "launcher/telemetry/event_log.h"
+#include "launcher/telemetry/status_exchange.h"
 #include "launcher/telemetry/status_page.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/env.h"
@@ -51,6 +52,7 @@ using namespace muster;
 using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
+constexpr std::chrono::seconds kLastLookTimeout{1};  // for those who watch the page to get the end
 constexpr std::chrono::seconds kFlushTimeout{3};  // for whoever reads our output, once all is over
 
 // Without persistence mode the driver takes more than a second per GPU to start.
@@ -209,6 +211,9 @@ class Launch {
       return kExitPreflight;
     }
     job_ = *std::move(planned);
+    if (!options_.metrics_addr.empty())
+      if (const auto secret = auth::find_secret(options_.secret_file, environment_); secret && *secret)
+        page_token_ = page_token(**secret, job_->run_id);
     environment_.erase(std::string(env::kSecret));  // no program that is started from here gets it
     if (doctor_) doctor_->instruct(options_, *job_);
     if (options_.dry_run)
@@ -325,11 +330,15 @@ class Launch {
       telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
       telemetry.phase("preflight", seconds_between(planned_, checked_));
       telemetry.phase("prepare", seconds_between(checked_, now));
+      StatusExchange exchange(io, *job_, telemetry);
       std::optional<StatusPage> page;
-      if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
+      if (listener_)
+        page.emplace(io, *std::move(listener_), *job_, telemetry, exchange, kVersion, page_token_);
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
-                          telemetry, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
+                          telemetry, exchange, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
                           gpu_watch_ ? &*gpu_watch_ : nullptr});
+      exchange.set_send(nullptr);
+      if (page) page->finish(kLastLookTimeout);
     }
     if (detached_) detached_->ended(status, log);
     const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);
@@ -354,9 +363,12 @@ class Launch {
     }
     if (options_.metrics_addr.empty()) return {};
     MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options_.metrics_addr));
-    // Print the address only when the kernel chose the port.
+    // Print the address only when the kernel chose the port, or nobody could make the token.
     if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
       std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
+    if (job_->node_rank == 0)
+      std::fprintf(stderr, "muster: status page at http://%s/%s%s\n", opened.address.c_str(),
+                   page_token_.empty() ? "" : "?token=", page_token_.c_str());
     job_->status_address = opened.address;
     listener_.emplace(std::move(opened));
     return {};
@@ -385,6 +397,7 @@ class Launch {
   std::optional<Job> job_;
   std::optional<EventLog> events_;         // what tells others of the job while it runs
   std::optional<net::Listener> listener_;  // likewise
+  std::string page_token_;                 // of the status page; empty: it is open
   std::optional<DetachedJob> detached_;
   std::optional<Telemetry> beginning_;
   std::optional<Descendants> descendants_;
