@@ -23,6 +23,7 @@
 #include "launcher/ctl/job_view.h"
 #include "launcher/ctl/top_screen.h"
 #include "launcher/job/exit_status.h"
+#include "launcher/telemetry/status_page.h"
 #include "launcher/text/clean_line.h"
 #include "launcher/text/seconds_text.h"
 #include "rendezvous/base/text.h"
@@ -66,6 +67,7 @@ Result<JobPage> page_of(const JobRecord& record) {
   auto out = page_at(record.metrics);
   if (!out) return fail(ErrorCode::kNotFound, fmt::format("{} serves no status page", record.name));
   out->host = record.host;
+  out->token = record.page_token;
   return out;
 }
 
@@ -110,6 +112,7 @@ Result<JobPage> page_by_coordinator(const JobsCommand& asked, const Environment&
                     "with --metrics-addr=0.0.0.0:PORT",
                     job, out.address, one_line(found->first_host)));
   out.host = one_line(found->first_host);
+  if (options.secret) out.token = page_token(*options.secret, found->job);
   return out;
 }
 

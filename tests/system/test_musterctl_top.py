@@ -242,3 +242,64 @@ def test_the_terminal_is_as_before_when_it_ends(page, screen, tmp_path, how, sta
     assert lines[0] == "the shell"  # the screen before is back
     wait_for(lambda: (tmp_path / "after").exists(), "the shell")
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text() != ""
+
+
+# Reports steps until it is told to fail.
+TRAIN = """
+import os, signal, sys
+rank, step = os.environ["RANK"], 0
+print("rank", rank, "begins", flush=True)
+while not os.path.exists("go"):
+    step += 1
+    with open(os.environ["MUSTER_PROGRESS_FILE"], "w") as file:
+        file.write(f"epoch 1/3 step {step}/100000 loss 0.5")
+    signal.sigtimedwait([], 0.1)
+sys.exit("ValueError: loss is nan" if rank == "1" else 0)
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Starts a detached job; its name."""
+    environment = {"MUSTER_RUNTIME_DIR": str(tmp_path / "runtime")}
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def start(*options):
+        started = subprocess.run([MUSTER, "--detach", "--nproc-per-node=4", *options, "train.py"], cwd=tmp_path, timeout=60,
+                                 env=clean_environment(**environment), capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        assert (started.returncode, started.stderr) == (0, "")
+        return started.stdout.strip()
+    start.environment = environment
+    yield start
+    for entry in json.loads(ctl("ls", "--json", **environment).stdout or "[]"):
+        ctl("stop", "--now", entry["name"], **environment)
+
+
+def test_each_detached_job_can_be_watched_and_by_its_owner_alone(job, tmp_path, screen):
+    name = job("-r", "3", f"--log-dir={tmp_path / 'logs'}")
+    ranks = wait_for(lambda: (rows := [line.split() for line in ctl("top", **job.environment).stdout.splitlines() if line[:1].isdigit()])
+                     and all(row[4].endswith("/100000") for row in rows) and rows, "steps of all ranks")
+    assert [row[0] for row in ranks] == ["0", "1", "2", "3"] and ranks[0][2:4] == ["running", "1"]
+    entry = json.loads(ctl("status", "--json", name, **job.environment).stdout)
+    assert ctl("top", f"--url={entry['metrics']}").returncode == 78
+    port = entry["metrics"].rsplit(":", 1)[1]
+    tunnel = ctl("open", name, **job.environment).stdout
+    assert f"ssh -N -L 8080:127.0.0.1:{port} -L 6006:127.0.0.1:6006 {entry['host']}\n" in tunnel
+    assert f"http://127.0.0.1:8080/?token={entry['page_token']}  the job\n" in tunnel
+    one = screen("top", name, "-d", "0.2", **job.environment)
+    one.shows(lambda _: one.ranks() == [0, 1, 2, 3], "the ranks")
+    one.key("Down", "l")
+    one.shows_text("rank 1 begins")
+    one.key("q")
+    (tmp_path / "go").touch()
+    one.shows_text("does the job still run?")
+    assert ctl("top", name, **job.environment).returncode == 1
+
+
+def test_a_job_is_found_by_its_coordinator(job):
+    port = free_port()
+    job("--rdzv-backend=c10d", "--rdzv-id=far", f"--rdzv-endpoint=127.0.0.1:{port}", f"--metrics-addr=127.0.0.1:{free_port()}")
+    shown = wait_for(lambda: (result := ctl("top", "far", f"--endpoint=127.0.0.1:{port}")).returncode == 0 and result, "the job")
+    assert shown.stdout.startswith("far (")
+    assert "ssh -N -L 8080:127.0.0.1:" in ctl("open", f"--endpoint=127.0.0.1:{port}").stdout
+    assert ctl("top", "other", f"--endpoint=127.0.0.1:{port}").returncode == 1
