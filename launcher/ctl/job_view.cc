@@ -280,10 +280,10 @@ Result<JobView> parse_job_view(std::string_view document) {
   for (std::size_t i = 0; i < items(field(ranks, "rank")).size(); ++i)
     out.ranks.push_back(row_of(ranks, i, nodes));
   for (const Json& event : items(field(json, "events"))) {
-    const Json& time = field(event, "time");
-    out.events.push_back(fmt::format(
-        "{} {}{}{}{}", time.is_number() ? plain(number(time)) : text(time), text(field(event, "event")),
-        on_rank(event), text(field(event, "text")).empty() ? "" : ": ", text(field(event, "text"))));
+    const std::string said = text(field(event, "text"));
+    out.events.push_back(fmt::format("{} ago {}{}{}{}", seconds(of_job("now") - number(field(event, "time"))),
+                                     text(field(event, "event")), on_rank(event), said.empty() ? "" : ": ",
+                                     said));
   }
   return out;
 }

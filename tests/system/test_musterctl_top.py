@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -74,6 +75,11 @@ def ctl(*words, **env):
                           stdin=subprocess.DEVNULL, timeout=60)
 
 
+def rows_of(text):
+    """The lines of ranks, in words."""
+    return [line.split() for line in text.splitlines() if re.match(r"\d+ +\S+ +running", line)]
+
+
 class Screen:
     """musterctl in a terminal of tmux, started by a shell that says when it is back."""
 
@@ -101,7 +107,7 @@ class Screen:
         return self.shows(lambda lines: any(text in line for line in lines), text)
 
     def ranks(self):
-        return [int(line.split()[0]) for line in self.lines() if line[:1].isdigit()]
+        return [int(row[0]) for row in rows_of("\n".join(self.lines()))]
 
     def close(self):
         self.tmux("kill-server")
@@ -124,7 +130,7 @@ def test_without_a_terminal_it_prints_the_ranks_once(page):
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0] == "train (train.py): running, for 12m"
-    assert [line.split()[:5] for line in lines if line[:1].isdigit()][-1] == ["7", "n2", "running", "-", "107"]
+    assert rows_of(result.stdout)[-1][:5] == ["7", "n2", "running", "-", "107"]
     assert "\x1b" not in result.stdout and "\x07" not in result.stdout
     assert page.asked == ["/api/status"]
 
@@ -267,7 +273,7 @@ def job(tmp_path):
     def start(*options):
         started = subprocess.run([MUSTER, "--detach", "--nproc-per-node=4", *options, "train.py"], cwd=tmp_path, timeout=60,
                                  env=clean_environment(**environment), capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        assert (started.returncode, started.stderr) == (0, "")
+        assert started.returncode == 0, started.stderr
         return started.stdout.strip()
     start.environment = environment
     yield start
@@ -277,8 +283,7 @@ def job(tmp_path):
 
 def test_each_detached_job_can_be_watched_and_by_its_owner_alone(job, tmp_path, screen):
     name = job("-r", "3", f"--log-dir={tmp_path / 'logs'}")
-    ranks = wait_for(lambda: (rows := [line.split() for line in ctl("top", **job.environment).stdout.splitlines() if line[:1].isdigit()])
-                     and all(row[4].endswith("/100000") for row in rows) and rows, "steps of all ranks")
+    ranks = wait_for(lambda: (rows := rows_of(ctl("top", **job.environment).stdout)) and all(row[4].endswith("/100000") for row in rows) and rows, "steps of all ranks")
     assert [row[0] for row in ranks] == ["0", "1", "2", "3"] and ranks[0][2:4] == ["running", "1"]
     entry = json.loads(ctl("status", "--json", name, **job.environment).stdout)
     assert ctl("top", f"--url={entry['metrics']}").returncode == 78

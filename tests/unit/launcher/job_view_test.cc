@@ -101,7 +101,7 @@ TEST_CASE("a job is shown as lines with its ranks, its GPUs and what slows it do
       "HOST  GPU  UTIL  MEMORY  OF      POWER    TEMP  CLOCK     XID  NAME\n"
       "n1    0    97%   40 GiB  80 GiB  512.3 W  61 C  1980 MHz  -    H100\n"
       "\n"
-      "last event: 1700 running on n1\n");
+      "last event: 53s ago running on n1\n");
 }
 
 TEST_CASE("what is missing, null or of another type is shown as unknown") {
