@@ -303,7 +303,8 @@ def test_each_detached_job_can_be_watched_and_by_its_owner_alone(job, tmp_path, 
 
 def test_a_job_is_found_by_its_coordinator(job):
     port = free_port()
-    job("--rdzv-backend=c10d", "--rdzv-id=far", f"--rdzv-endpoint=127.0.0.1:{port}", f"--metrics-addr=127.0.0.1:{free_port()}")
+    job("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=far", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=1",
+        "--metrics-addr=0")
     shown = wait_for(lambda: (result := ctl("top", "far", f"--endpoint=127.0.0.1:{port}")).returncode == 0 and result, "the job")
     assert shown.stdout.startswith("far (")
     assert "ssh -N -L 8080:127.0.0.1:" in ctl("open", f"--endpoint=127.0.0.1:{port}").stdout
