@@ -54,7 +54,7 @@ using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
 constexpr std::chrono::seconds kLastLookTimeout{1};  // for those who watch the page to get the end
-constexpr std::chrono::seconds kFlushTimeout{3};  // for whoever reads our output, once all is over
+constexpr std::chrono::seconds kFlushTimeout{3};     // for whoever reads our output, once all is over
 
 // Without persistence mode the driver takes more than a second per GPU to start.
 constexpr std::chrono::seconds kQuickTimeout{10};
@@ -264,7 +264,7 @@ class Launch {
     if (!side) return complain(side.error());
     if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
     detached_ = std::get<DetachedJob>(*std::move(side));
-    if (listener_) detached_->serves_metrics(listener_->address);
+    if (listener_) detached_->serves_page(listener_->address, page_token_);
     return std::nullopt;
   }
 
@@ -342,8 +342,8 @@ class Launch {
         page->set_gpu_readings([&] { return gpu_readings(*gpu_watch_); });
       }
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
-                          telemetry, exchange, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
-                          gpu_watch_ ? &*gpu_watch_ : nullptr});
+                          telemetry, exchange, descriptor_limit, log_writer.get(),
+                          detached_ ? &*detached_ : nullptr, gpu_watch_ ? &*gpu_watch_ : nullptr});
       exchange.set_send(nullptr);
       if (page) page->finish(kLastLookTimeout);
     }
@@ -368,7 +368,7 @@ class Launch {
       MUSTER_TRY(EventLog opened, EventLog::open(options_.events, job_->host));
       events_.emplace(std::move(opened));
     }
-    if (options_.metrics_addr.empty()) return {};
+    if (options_.metrics_addr.empty()) return options_.detach ? open_own_page() : Result<void>{};
     MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options_.metrics_addr));
     // Print the address only when the kernel chose the port, or nobody could make the token.
     if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
@@ -378,6 +378,15 @@ class Launch {
                    page_token_.empty() ? "" : "?token=", page_token_.c_str());
     job_->status_address = opened.address;
     listener_.emplace(std::move(opened));
+    return {};
+  }
+
+  /// For musterctl on this host, which finds address and token in the job's record: other users of the host
+  /// see nothing. The job goes on without it.
+  Result<void> open_own_page() {
+    MUSTER_TRY(page_token_, random_token());
+    if (auto opened = net::open_status_listener("--detach", "127.0.0.1:0"))
+      listener_.emplace(*std::move(opened));
     return {};
   }
 

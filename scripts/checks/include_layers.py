@@ -11,7 +11,7 @@ GROUND = ("rendezvous/include", "rendezvous/base")
 FOLDERS = [
     ("launcher/main", "agent checks cli doctor hardware join network output plan process report telemetry",
      "muster: from argv to an agent and its exit status"),
-    ("launcher/ctl", "job plan process progress text rendezvous/agent_client rendezvous/net rendezvous/status",
+    ("launcher/ctl", "job plan process progress telemetry text rendezvous/agent_client rendezvous/net rendezvous/status",
      "musterctl: talks to agents and musterd, is none itself"),
     ("launcher/agent", "hang job join output process progress report telemetry rendezvous/net",
      "the loop that ties the folders together: calls policies, contains none"),
@@ -98,6 +98,7 @@ LIBRARIES = [
      "CUDA is found, never required: its headers stay in the device files"),
     ("NCCL", r"nccl", r"worker_runtime/groups/nccl/|tests/(unit/cuda|gpu|bench)/",
      "NCCL is loaded at run time by worker_runtime/groups/nccl"),
+    ("ncurses", r"n?curses", r"launcher/ctl/top_screen\.cc$|tests/", "ncurses is what musterctl top draws with, and nothing else links it"),
     ("hwloc", r"hwloc", r"launcher/hardware/|tests/", "hwloc is the launcher's library"),
     ("oneDNN", r"(dnnl|oneapi/)", r"worker_runtime/ops/|tests/", "oneDNN computes operations on the CPU"),
 ]
