@@ -180,7 +180,7 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, co
 
 std::string page_token(const auth::Secret& secret, std::string_view run_id) {
   std::string out;
-  for (const std::uint8_t byte : secret.mac("status page", fmt::format("status page of {}", run_id)))
+  for (const std::uint8_t byte : secret.mac("status page", run_id))
     out += fmt::format("{:02x}", byte);
   return out;
 }
@@ -354,6 +354,8 @@ std::string StatusPage::metrics() {
   std::optional<std::uint64_t> dropped;
   if (telemetry_.events() != nullptr) dropped = telemetry_.events()->dropped();
   put_metrics(out, job_, telemetry_.status(), exchange_.look_here(), exchange_.straggler(), version_, dropped);
+  out.counter("muster_status_messages_total", static_cast<double>(exchange_.messages_sent()),
+              "Messages about the status page that were sent to other nodes.");
   put_process_metrics(out);
   return out.take();
 }
