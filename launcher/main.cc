@@ -53,7 +53,7 @@ using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
 constexpr std::chrono::seconds kLastLookTimeout{1};  // for those who watch the page to get the end
-constexpr std::chrono::seconds kFlushTimeout{3};  // for whoever reads our output, once all is over
+constexpr std::chrono::seconds kFlushTimeout{3};     // for whoever reads our output, once all is over
 
 // Without persistence mode the driver takes more than a second per GPU to start.
 constexpr std::chrono::seconds kQuickTimeout{10};
@@ -335,8 +335,8 @@ class Launch {
       if (listener_)
         page.emplace(io, *std::move(listener_), *job_, telemetry, exchange, kVersion, page_token_);
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
-                          telemetry, exchange, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
-                          gpu_watch_ ? &*gpu_watch_ : nullptr});
+                          telemetry, exchange, descriptor_limit, log_writer.get(),
+                          detached_ ? &*detached_ : nullptr, gpu_watch_ ? &*gpu_watch_ : nullptr});
       exchange.set_send(nullptr);
       if (page) page->finish(kLastLookTimeout);
     }

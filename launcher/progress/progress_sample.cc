@@ -139,7 +139,8 @@ TrainingFigures figures_in(std::string_view text) {
     std::string_view before = text.substr(0, unit);  // "512 images/s"
     while (before.ends_with(' ')) before.remove_suffix(1);
     const auto begin = before.find_last_not_of("0123456789.");
-    out.throughput = number_in_front<double>(begin == std::string_view::npos ? before : before.substr(begin + 1));
+    out.throughput =
+        number_in_front<double>(begin == std::string_view::npos ? before : before.substr(begin + 1));
     if (out.throughput) break;
   }
   return out;

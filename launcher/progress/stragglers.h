@@ -56,9 +56,9 @@ struct RankOfPace {
 };
 struct Straggler {
   int rank = 0;
-  std::string phase;             // in which it spends its time; empty: not known
-  double seconds_per_step = 0;   // outside communication; 0: not known
-  double percent = 0;            // more than the median rank
+  std::string phase;              // in which it spends its time; empty: not known
+  double seconds_per_step = 0;    // outside communication; 0: not known
+  double percent = 0;             // more than the median rank
   std::int64_t steps_behind = 0;  // more than 0: its steps are fewer than the median rank's
 };
 /// The rank whose share of samples outside communication exceeds the median rank's by more than the noise of

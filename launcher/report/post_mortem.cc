@@ -202,7 +202,8 @@ NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outco
   return out;
 }
 
-std::string PostMortem::publish(const JobReport& report, const LogDirectory& directory, OutputSink& err) const {
+std::string PostMortem::publish(const JobReport& report, const LogDirectory& directory,
+                                OutputSink& err) const {
   const Verdict verdict = judge(report.nodes, report.notice);
   std::string text = format_report(report, verdict, local_time);
   if (!text.empty()) err.write(text);

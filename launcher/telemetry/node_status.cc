@@ -69,10 +69,10 @@ Json columns(const NodesSeen& nodes, int world_size, int straggler, bool with_ti
   column("local_rank", [](const RankStatus& rank) -> Json { return rank.local_rank; });
   Json& node = out["node"] = Json::array();
   for (const int each : node_of) node.push_back(each < 0 ? Json(nullptr) : Json(each));
-  column("pid", [](const RankStatus& rank) -> Json { return rank.pid == 0 ? Json(nullptr) : Json(rank.pid); });
-  column("state", [](const RankStatus& rank) -> Json {
-    return kWorkerStates[static_cast<std::size_t>(rank.state)];
-  });
+  column("pid",
+         [](const RankStatus& rank) -> Json { return rank.pid == 0 ? Json(nullptr) : Json(rank.pid); });
+  column("state",
+         [](const RankStatus& rank) -> Json { return kWorkerStates[static_cast<std::size_t>(rank.state)]; });
   column("epoch", [](const RankStatus& rank) { return or_null(rank.epoch); });
   column("step", [](const RankStatus& rank) { return or_null(rank.step); });
   column("steps", [](const RankStatus& rank) { return or_null(rank.steps); });
@@ -161,7 +161,8 @@ std::string job_status_json(const JobFacts& facts, const NodesSeen& nodes, bool 
                     {"gpus", std::move(gpus)}});
   }
   const auto straggler = find_straggler(nodes);
-  out["ranks"] = columns(nodes, place ? place->world_size : 0, straggler ? straggler->found.rank : -1, with_times);
+  out["ranks"] =
+      columns(nodes, place ? place->world_size : 0, straggler ? straggler->found.rank : -1, with_times);
   out["straggler"] = nullptr;
   if (straggler)
     out["straggler"] = {{"rank", straggler->found.rank},

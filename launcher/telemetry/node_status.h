@@ -72,8 +72,9 @@ struct JobFacts {
   double began_s = 0, now_s = 0;  // since the epoch
   Instant now{};
 };
-/// GET /api/status. `with_times`: without, what changes with the clock alone is null, so that two texts differ
-/// if something has happened.
-[[nodiscard]] std::string job_status_json(const JobFacts& facts, const NodesSeen& nodes, bool with_times = true);
+/// GET /api/status. `with_times`: without, what changes with the clock alone is null, so that two texts
+/// differ if something has happened.
+[[nodiscard]] std::string job_status_json(const JobFacts& facts, const NodesSeen& nodes,
+                                          bool with_times = true);
 
 }  // namespace muster::launcher

@@ -81,8 +81,8 @@ class StatusExchange {
   std::function<void(control::Status)> send_;
   std::function<std::vector<GpuReading>()> read_gpus_;
   LoopTimer timer_;
-  std::vector<Worker> workers_;  // by local rank
-  NodesSeen nodes_;              // this one among them
+  std::vector<Worker> workers_;   // by local rank
+  NodesSeen nodes_;               // this one among them
   std::int64_t generation_ = -1;  // of the nodes
   Instant looked_{};              // when somebody looked last
   Instant asked_until_{};         // the end of the lease that the others have, or that this node has

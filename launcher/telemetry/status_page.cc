@@ -180,8 +180,7 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, co
 
 std::string page_token(const auth::Secret& secret, std::string_view run_id) {
   std::string out;
-  for (const std::uint8_t byte : secret.mac("status page", run_id))
-    out += fmt::format("{:02x}", byte);
+  for (const std::uint8_t byte : secret.mac("status page", run_id)) out += fmt::format("{:02x}", byte);
   return out;
 }
 
@@ -259,7 +258,8 @@ StatusPage::StatusPage(boost::asio::io_context& io, net::Listener listener, cons
       names_{job.host, boost::asio::ip::host_name()},
       began_s_(EventTime::now().wall_s),
       timer_(io),
-      server_(io, std::move(listener), [this](const net::StatusRequest& request) { return answer(request); }) {
+      server_(io, std::move(listener),
+              [this](const net::StatusRequest& request) { return answer(request); }) {
   names_.push_back(names_.back().substr(0, names_.back().find('.')));
 }
 
@@ -280,13 +280,14 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
       wait();
     }};
   }
-  if (request.path != "/api/events") return plain(404, "there are /, /api/status, /api/events, /api/log, /healthz and /metrics\n");
+  if (request.path != "/api/events")
+    return plain(404, "there are /, /api/status, /api/events, /api/log, /healthz and /metrics\n");
   return net::StatusReply{.type = "text/event-stream", .stream = [this](const net::StatusStream& stream) {
-    exchange_.look();
-    stream.send(fmt::format("data: {}\n\n", json()));
-    streams_.push_back(stream);
-    wait();
-  }};
+                            exchange_.look();
+                            stream.send(fmt::format("data: {}\n\n", json()));
+                            streams_.push_back(stream);
+                            wait();
+                          }};
 }
 
 /// Nothing: the request may be answered.
@@ -324,8 +325,8 @@ net::StatusReply StatusPage::page(const net::StatusRequest& request) const {
       {"Referrer-Policy", "no-referrer"},
       {"X-Frame-Options", "DENY"}};
   if (!token_.empty() && net::query_value(request.query, "token"))
-    out.headers.emplace_back("Set-Cookie", fmt::format("{}={}; Path=/; HttpOnly; SameSite=Strict",
-                                                       cookie_name(), token_));
+    out.headers.emplace_back("Set-Cookie",
+                             fmt::format("{}={}; Path=/; HttpOnly; SameSite=Strict", cookie_name(), token_));
   return out;
 }
 
@@ -343,7 +344,9 @@ net::StatusReply StatusPage::log(const net::StatusRequest& request) {
     exchange_.read_log(asked, [respond = std::move(respond)](Result<std::string> text) {
       if (text) return respond(plain(200, *std::move(text)));
       const bool late = text.error().code == ErrorCode::kTimeout;
-      respond(plain(late ? 504 : text.error().code == ErrorCode::kNotFound ? 404 : 503,
+      respond(plain(late                                        ? 504
+                    : text.error().code == ErrorCode::kNotFound ? 404
+                                                                : 503,
                     text.error().message + '\n'));
     });
   }};
@@ -353,7 +356,8 @@ std::string StatusPage::metrics() {
   MetricsText out;
   std::optional<std::uint64_t> dropped;
   if (telemetry_.events() != nullptr) dropped = telemetry_.events()->dropped();
-  put_metrics(out, job_, telemetry_.status(), exchange_.look_here(), exchange_.straggler(), version_, dropped);
+  put_metrics(out, job_, telemetry_.status(), exchange_.look_here(), exchange_.straggler(), version_,
+              dropped);
   out.counter("muster_status_messages_total", static_cast<double>(exchange_.messages_sent()),
               "Messages about the status page that were sent to other nodes.");
   put_process_metrics(out);
@@ -362,9 +366,9 @@ std::string StatusPage::metrics() {
 
 std::string StatusPage::json(bool with_times) {
   (void)exchange_.look_here();
-  return job_status_json({job_, telemetry_.status(), version_, began_s_, EventTime::now().wall_s,
-                          SteadyClock::now()},
-                         exchange_.nodes(), with_times);
+  return job_status_json(
+      {job_, telemetry_.status(), version_, began_s_, EventTime::now().wall_s, SteadyClock::now()},
+      exchange_.nodes(), with_times);
 }
 
 // Streams: all get the same, once a second at most.
@@ -386,9 +390,8 @@ void StatusPage::tick() {
   }
   const Instant now = SteadyClock::now();
   const bool complete = exchange_.complete();
-  const auto due = std::partition(waiting_.begin(), waiting_.end(), [&](const Waiting& each) {
-    return !complete && now < each.until;
-  });
+  const auto due = std::partition(waiting_.begin(), waiting_.end(),
+                                  [&](const Waiting& each) { return !complete && now < each.until; });
   for (auto each = due; each != waiting_.end(); ++each) each->respond({.body = json()});
   waiting_.erase(due, waiting_.end());
   if (!streams_.empty() || !waiting_.empty()) wait();

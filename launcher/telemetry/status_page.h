@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// StatusPage: what an agent serves on --metrics-addr, from its start to its end: /healthz and /metrics of this
-// node, and on the first node the page of the whole job with its /api (StatusExchange knows the other nodes).
-// Who may see the page is decided here: a Host that is not this host's is refused, against DNS rebinding, and
-// with a secret whoever does not bring the token. Owned by main; on the agent's loop: an answer says that the
-// loop runs. Nothing is read before somebody asks. Failure: of a request alone.
-// Source: RFC 6265bis (SameSite), the Content-Security-Policy of the W3C.
+// StatusPage: what an agent serves on --metrics-addr, from its start to its end: /healthz and /metrics of
+// this node, and on the first node the page of the whole job with its /api (StatusExchange knows the other
+// nodes). Who may see the page is decided here: a Host that is not this host's is refused, against DNS
+// rebinding, and with a secret whoever does not bring the token. Owned by main; on the agent's loop: an
+// answer says that the loop runs. Nothing is read before somebody asks. Failure: of a request alone. Source:
+// RFC 6265bis (SameSite), the Content-Security-Policy of the W3C.
 #pragma once
 
 #include <functional>

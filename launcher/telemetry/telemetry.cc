@@ -92,9 +92,11 @@ void Telemetry::keep(std::string_view event, const Json& fields) {
   if (event == "agent_timeline" || result == "succeeded" || result == "stopped") return;
   const std::int64_t number = status_.events.empty() ? 1 : status_.events.back().number + 1;
   int rank = -1;
-  if (const auto found = fields.find(event == "generation_over" ? "failed_rank" : "rank"); found != fields.end())
+  if (const auto found = fields.find(event == "generation_over" ? "failed_rank" : "rank");
+      found != fields.end())
     rank = found->get<int>();
-  status_.events.push_back({number, EventTime::now().wall_s, std::string(event), rank, event_text(event, fields)});
+  status_.events.push_back(
+      {number, EventTime::now().wall_s, std::string(event), rank, event_text(event, fields)});
   if (status_.events.size() > kMostEvents) status_.events.pop_front();
 }
 

@@ -83,11 +83,11 @@ struct AgentStatus {
   std::uint64_t starts = 0;                                  // of workers
   std::array<std::uint64_t, kCauseNames.size()> failures{};  // of workers, by class
   std::uint64_t hangs = 0;
-  DurationSum rendezvous;         // from its beginning until this node has its place
-  std::vector<AgentPhase> start;  // of the present or last one
-  std::deque<JobEvent> events;    // the last ones
+  DurationSum rendezvous;                     // from its beginning until this node has its place
+  std::vector<AgentPhase> start;              // of the present or last one
+  std::deque<JobEvent> events;                // the last ones
   std::optional<Announcement> failure, hang;  // the last of each
-  DurationSum restarts;           // from the first sign of an attempt's end until all run again
+  DurationSum restarts;                       // from the first sign of an attempt's end until all run again
 };
 
 class Telemetry {

@@ -59,8 +59,8 @@ struct StatusStream::Connection {
   beast::tcp_stream stream;
   bool replying = false;
   bool streaming = false;
-  bool finished = false;   // the owner of the stream has no more
-  std::string pending;     // of the stream
+  bool finished = false;  // the owner of the stream has no more
+  std::string pending;    // of the stream
   std::optional<StatusReply> late;
   LoopTimer wake;  // cancelled: one of the three above has changed, or the connection is closed
 };
@@ -86,7 +86,9 @@ void StatusStream::finish() const {
 
 std::optional<std::string> query_value(std::string_view query, std::string_view name) {
   const auto digit = [](char c) {
-    return c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10 : -1;
+    return c >= '0' && c <= '9'                     ? c - '0'
+           : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10
+                                                    : -1;
   };
   while (!query.empty()) {
     const std::string_view pair = query.substr(0, query.find('&'));
@@ -95,8 +97,11 @@ std::optional<std::string> query_value(std::string_view query, std::string_view 
     const std::string_view value = pair.substr(name.size() + 1);
     std::string out;
     for (std::size_t i = 0; i < value.size(); ++i) {
-      const bool coded = value[i] == '%' && i + 2 < value.size() && digit(value[i + 1]) >= 0 && digit(value[i + 2]) >= 0;
-      out += coded ? static_cast<char>(digit(value[i + 1]) * 16 + digit(value[i + 2])) : value[i] == '+' ? ' ' : value[i];
+      const bool coded =
+          value[i] == '%' && i + 2 < value.size() && digit(value[i + 1]) >= 0 && digit(value[i + 2]) >= 0;
+      out += coded             ? static_cast<char>(digit(value[i + 1]) * 16 + digit(value[i + 2]))
+             : value[i] == '+' ? ' '
+                               : value[i];
       if (coded) i += 2;
     }
     return out;
@@ -112,11 +117,11 @@ Response response_of(const StatusReply& reply) {
   Response out(static_cast<http::status>(reply.status), 11);
   out.set(http::field::content_type, {reply.type.data(), reply.type.size()});
   for (const auto& [name, value] : reply.headers) out.set(name, value);
+  out.body() = reply.body;
+  out.prepare_payload();
   out.set(http::field::cache_control, "no-store");
   out.set("X-Content-Type-Options", "nosniff");  // else a browser may take a name in it for markup
   out.keep_alive(false);
-  out.body() = reply.body;
-  out.prepare_payload();
   return out;
 }
 
@@ -147,8 +152,8 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
   }
 
   [[nodiscard]] std::size_t count_streams() const {
-    return static_cast<std::size_t>(
-        std::count_if(connections_.begin(), connections_.end(), [](const auto& entry) { return entry.second->streaming; }));
+    return static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(),
+                                                  [](const auto& entry) { return entry.second->streaming; }));
   }
 
   void stop() {
@@ -211,7 +216,8 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
       connection->wake.expires_after(options_.reply_timeout);
       if (!connection->late) co_await connection->wake.async_wait(kTuple);
       if (stopped_ || !stream.socket().is_open()) co_return;
-      reply = connection->late ? std::move(*connection->late) : plain(http::status::gateway_timeout, "no answer came in time\n");
+      reply = connection->late ? std::move(*connection->late)
+                               : plain(http::status::gateway_timeout, "no answer came in time\n");
     }
     if (reply.stream && count_streams() >= options_.max_streams)
       reply = plain(http::status::service_unavailable, "too many streams are open\n");
@@ -268,7 +274,9 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     std::array<char, 512> rest;
     error_code error;
     std::size_t size = 0;
-    while (!error) std::tie(error, size) = co_await connection->stream.socket().async_read_some(asio::buffer(rest), kTuple);
+    while (!error)
+      std::tie(error, size) =
+          co_await connection->stream.socket().async_read_some(asio::buffer(rest), kTuple);
     connection->close();
   }
 
@@ -287,8 +295,11 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     }
     const auto text = [](const auto& field) { return std::string_view(field.data(), field.size()); };
     const std::string_view target = text(head.target());
-    StatusRequest out{target.substr(0, target.find('?')), {}, text(head[http::field::host]),
-                      text(head[http::field::authorization]), text(head[http::field::cookie])};
+    StatusRequest out{target.substr(0, target.find('?')),
+                      {},
+                      text(head[http::field::host]),
+                      text(head[http::field::authorization]),
+                      text(head[http::field::cookie])};
     if (out.path.size() < target.size()) out.query = target.substr(out.path.size() + 1);
     return page(out, head.method() == http::verb::head);
   }

@@ -68,7 +68,7 @@ struct StatusReply {
 
 struct StatusServerOptions {
   std::size_t max_connections = 32;
-  std::size_t max_streams = 16;  ///< of these
+  std::size_t max_streams = 16;   ///< of these
   Millis request_timeout{5'000};  ///< from the connection to the end of the request's head
   Millis reply_timeout{10'000};   ///< until the answer is taken
 };
@@ -81,10 +81,9 @@ class StatusServer {
 
   StatusServer(boost::asio::io_context& loop, Listener listener, const Answer& answer,
                const StatusServerOptions& options = {})
-      : StatusServer(
-            loop, std::move(listener),
-            RequestAnswer([answer](const StatusRequest& request) { return answer(request.path); }), options) {
-  }
+      : StatusServer(loop, std::move(listener),
+                     RequestAnswer([answer](const StatusRequest& request) { return answer(request.path); }),
+                     options) {}
   StatusServer(boost::asio::io_context& loop, Listener listener, RequestAnswer answer,
                const StatusServerOptions& options = {});
   /// stop()s.

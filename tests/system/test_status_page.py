@@ -251,6 +251,8 @@ def big_job():
     page = (ROOT / "launcher/telemetry/status_page.html").read_text().replace("{nonce}", "n")
     state = json.dumps(big_status(), separators=(",", ":"))
 
+    over = threading.Event()
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             events = self.path == "/api/events"
@@ -259,6 +261,9 @@ def big_job():
             self.send_header("Content-Type", "text/event-stream" if events else "text/html" if self.path == "/" else "text/plain")
             self.end_headers()
             self.wfile.write(body.encode())
+            if events:
+                self.wfile.flush()
+                over.wait(120)
 
         def log_message(self, *_):
             pass
@@ -267,6 +272,7 @@ def big_job():
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/", len(state)
+    over.set()
     server.shutdown()
     server.server_close()
     thread.join()

@@ -85,7 +85,8 @@ TEST_CASE("the state of the job has a column for each field, with null for what 
 
   t.nodes.erase(1);  // a node that was not heard of
   const Json less = Json::parse(t.json());
-  CHECK((less["ranks"]["rank"][7] == 7 && less["ranks"]["state"][7].is_null() && less["ranks"]["node"][7].is_null()));
+  CHECK((less["ranks"]["rank"][7] == 7 && less["ranks"]["state"][7].is_null() &&
+         less["ranks"]["node"][7].is_null()));
 }
 
 TEST_CASE("without times the state differs only if something happened") {
@@ -115,15 +116,16 @@ TEST_CASE("a node's status arrives as it was sent, and one that does not fit int
   const auto read = from_node_message<NodeStatus>(to_node_message(sent), "a node's status");
   REQUIRE(read);
   CHECK(read->host.find('\x1b') == std::string::npos);
-  CHECK((read->ranks[3].rank == 7 && read->ranks[3].loss == 0.123456789 && read->gpus[0].util_percent == 99.5));
+  CHECK(
+      (read->ranks[3].rank == 7 && read->ranks[3].loss == 0.123456789 && read->gpus[0].util_percent == 99.5));
   Assignment place;
   place.world_size = 8;
   place.group_world_size = 2;
   CHECK(makes_sense(*read, 1, place));
   CHECK_FALSE(makes_sense(*read, 0, place));
-  for (const auto& change : {+[](RankStatus& rank) { rank.rank = 8; }, +[](RankStatus& rank) { rank.rank = -1; },
-                             +[](RankStatus& rank) { rank.state = 77; },
-                             +[](RankStatus& rank) { rank.pace.waiting = 61; }}) {
+  for (const auto& change :
+       {+[](RankStatus& rank) { rank.rank = 8; }, +[](RankStatus& rank) { rank.rank = -1; },
+        +[](RankStatus& rank) { rank.state = 77; }, +[](RankStatus& rank) { rank.pace.waiting = 61; }}) {
     NodeStatus wrong = *read;
     change(wrong.ranks[2]);
     CHECK_FALSE(makes_sense(wrong, 1, place));
@@ -156,7 +158,8 @@ TEST_CASE("the page is one file below 100 KB that fetches nothing and sets no ma
   CHECK(page.size() < 100'000);
   CHECK(page.find("<script nonce=\"NONCE\">") != std::string::npos);
   CHECK(page.find("{nonce}\">") == std::string::npos);
-  for (const char* word : {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "src=", "<link", "@import", "url("})
+  for (const char* word : {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
+                           "src=", "<link", "@import", "url("})
     CHECK(page.find(word) == std::string::npos);
 }
 

@@ -70,7 +70,8 @@ TEST_CASE("of ranks that are not bound to each other the one behind is the strag
   auto found = find_straggler(ranks);
   REQUIRE(found);
   CHECK((found->rank == 2 && found->steps_behind == 20));
-  CHECK(straggler_text(*found, "h") == "rank 2 on h is 20 steps behind the median rank; it was mostly in work");
+  CHECK(straggler_text(*found, "h") ==
+        "rank 2 on h is 20 steps behind the median rank; it was mostly in work");
   // Nodes send what they see at different moments of a second.
   ranks[2].pace.steps_made = 95;
   CHECK_FALSE(find_straggler(ranks));
@@ -103,8 +104,9 @@ TEST_CASE("a meter counts phases and the time of a step, over the end of an epoc
 
 TEST_CASE("numbers that a worker makes up do no harm") {
   PaceMeter meter;
-  for (const char* text : {"epoch 9223372036854775807 step 9223372036854775807/9223372036854775807 x",
-                           "epoch 99999999999999999999 step 3", "step 5/0", "step /", "loss", "/s", " /s /s"}) {
+  for (const char* text :
+       {"epoch 9223372036854775807 step 9223372036854775807/9223372036854775807 x",
+        "epoch 99999999999999999999 step 3", "step 5/0", "step /", "loss", "/s", " /s /s"}) {
     meter.add(sample_of(text), kStart);
     (void)figures_in(text);
     (void)steps_in(text);
