@@ -404,6 +404,7 @@ void StatusPage::finish(Millis timeout) {
     stream.finish();
   }
   const Instant until = SteadyClock::now() + timeout;
+  io_.restart();
   while (server_.num_streams() > 0 && SteadyClock::now() < until) io_.run_one_for(until - SteadyClock::now());
 }
 

@@ -250,7 +250,7 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     http::response_serializer<http::empty_body> serializer(head);
     stream.expires_after(options_.reply_timeout);
     auto [error, size] = co_await http::async_write_header(stream, serializer, kTuple);
-    if (error) co_return;
+    if (error || stopped_) co_return;  // the owner of the answer may be gone
     asio::co_spawn(loop_, watch_end(connection), [](const std::exception_ptr&) {});
     reply.stream(StatusStream(connection));
     while (!error && stream.socket().is_open()) {
