@@ -56,7 +56,7 @@ class StatusExchange {
   using LogRead = std::function<void(Result<std::string>)>;
   void read_log(LogRequest request, LogRead done);
 
-  /// Messages that were sent to other nodes, for tests.
+  /// Messages that were sent to other nodes.
   [[nodiscard]] std::uint64_t messages_sent() const { return sent_; }
 
  private:

@@ -180,8 +180,7 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, co
 
 std::string page_token(const auth::Secret& secret, std::string_view run_id) {
   std::string out;
-  for (const std::uint8_t byte : secret.mac("status page", fmt::format("status page of {}", run_id)))
-    out += fmt::format("{:02x}", byte);
+  for (const std::uint8_t byte : secret.mac("status page", run_id)) out += fmt::format("{:02x}", byte);
   return out;
 }
 
@@ -359,6 +358,8 @@ std::string StatusPage::metrics() {
   if (telemetry_.events() != nullptr) dropped = telemetry_.events()->dropped();
   put_metrics(out, job_, telemetry_.status(), exchange_.look_here(), exchange_.straggler(), version_,
               dropped);
+  out.counter("muster_status_messages_total", static_cast<double>(exchange_.messages_sent()),
+              "Messages about the status page that were sent to other nodes.");
   if (more_) more_(out);
   put_process_metrics(out);
   return out.take();
@@ -404,6 +405,7 @@ void StatusPage::finish(Millis timeout) {
     stream.finish();
   }
   const Instant until = SteadyClock::now() + timeout;
+  io_.restart();
   while (server_.num_streams() > 0 && SteadyClock::now() < until) io_.run_one_for(until - SteadyClock::now());
 }
 

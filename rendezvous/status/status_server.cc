@@ -117,11 +117,11 @@ Response response_of(const StatusReply& reply) {
   Response out(static_cast<http::status>(reply.status), 11);
   out.set(http::field::content_type, {reply.type.data(), reply.type.size()});
   for (const auto& [name, value] : reply.headers) out.set(name, value);
+  out.body() = reply.body;
+  out.prepare_payload();
   out.set(http::field::cache_control, "no-store");
   out.set("X-Content-Type-Options", "nosniff");  // else a browser may take a name in it for markup
   out.keep_alive(false);
-  out.body() = reply.body;
-  out.prepare_payload();
   return out;
 }
 
@@ -250,7 +250,7 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     http::response_serializer<http::empty_body> serializer(head);
     stream.expires_after(options_.reply_timeout);
     auto [error, size] = co_await http::async_write_header(stream, serializer, kTuple);
-    if (error) co_return;
+    if (error || stopped_) co_return;  // the owner of the answer may be gone
     asio::co_spawn(loop_, watch_end(connection), [](const std::exception_ptr&) {});
     reply.stream(StatusStream(connection));
     while (!error && stream.socket().is_open()) {

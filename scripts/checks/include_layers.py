@@ -18,7 +18,7 @@ FOLDERS = [
     ("launcher/doctor", "cli job network text rendezvous/net rendezvous/protocol", "the network check between nodes, a program of its own in all but name"),
     ("launcher/checks", "hardware job process text",
      "what is checked before workers start"),
-    ("launcher/telemetry", "job output process progress report rendezvous/status",
+    ("launcher/telemetry", "hardware job output process progress report text rendezvous/net rendezvous/protocol rendezvous/status",
      "events, metrics and the status page: read the others, decide nothing"),
     ("launcher/join", "job network plan text rendezvous/agent_client rendezvous/coordinator rendezvous/etcd rendezvous/net "
      "rendezvous/protocol rendezvous/proxy rendezvous/server",

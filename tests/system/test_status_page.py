@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The status page of a job as a person meets it: in Chromium, with sorting, filters, logs of other nodes, a failure that
+arrives; who may see it; and what it costs when nobody looks."""
+import hashlib
+import hmac
+import http.client
+import http.server
+import json
+import re
+import subprocess
+import threading
+
+import pytest
+
+from browser import browser  # noqa: F401
+from launcher_support import ROOT, muster, wait_for  # noqa: F401
+from metrics_support import ask, listens_at, metrics
+from ports import free_port
+
+HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+
+# Makes steps and says so, with texts that try to become markup, until the test lets it go on ("go"), or fail ("fail<rank>").
+# "slow<rank>": its work takes the whole step, and the others wait for it.
+WORK = """
+import os, signal, sys
+HOSTILE = %r
+rank, say = os.environ["RANK"], os.environ["MUSTER_PROGRESS_FILE"]
+print(HOSTILE, "rank", rank, flush=True)
+step = 0
+while not os.path.exists("go"):
+    if os.path.exists("still"):
+        signal.sigtimedwait([], 0.05)
+        continue
+    step += 1
+    slow = os.path.exists("slow" + rank)
+    for part in range(4):
+        phase = "forward" if slow or part < 1 else "all_reduce"
+        with open(say + ".new", "w") as file: file.write("epoch 1 step %%d/90000 loss %%.4f images/s %%d %%s" %% (step, 2 / step, 500, phase))
+        os.rename(say + ".new", say)
+        signal.sigtimedwait([], 0.05)
+    print("rank", rank, "step", step, flush=True)
+    if os.path.exists("fail" + rank): raise ValueError("boom " + HOSTILE)
+""" % HOSTILE
+
+
+def headers_of(address, path, **headers):
+    """Status, headers and text of one answer."""
+    host, port = address.rsplit(":", 1)
+    connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    try:
+        connection.request("GET", path, headers={name.replace("_", "-"): text for name, text in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def status(address):
+    code, text = ask(address, "/api/status")
+    assert code == 200, text
+    return json.loads(text)
+
+
+def all_report(address):
+    """The state of the job once each of its ranks has told of a step."""
+    now = status(address)
+    steps = now["ranks"]["step"]
+    return now if steps and None not in steps else None
+
+
+class Job:
+    """Agents on this machine, each with --metrics-addr=0."""
+
+    def __init__(self, muster, *options, nodes=1, workers=4, env=None):
+        self.muster, self.folder = muster, muster.tmp_path
+        script = muster.script("work.py", WORK)
+        port = free_port()
+        self.errors, self.processes = [], []
+        for node in range(nodes):
+            self.errors.append(self.folder / f"node{node}.err")
+            several = [f"--nnodes={nodes}", f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"] if nodes > 1 else []
+            with open(self.errors[-1], "w") as err:
+                self.processes.append(muster.start(
+                    f"--nproc-per-node={workers}", "--metrics-addr=0", "-r", "3", f"--log-dir={self.folder}/log{node}", *several, *options,
+                    script, stdout=subprocess.DEVNULL, stderr=err, env=env))
+        self.addresses = [listens_at(err.read_text, 60) for err in self.errors]
+        self.page = f"http://{self.addresses[0]}/"
+
+    def touch(self, name):
+        (self.folder / name).touch()
+
+    def ends(self, seconds=60):
+        return [process.wait(seconds) for process in self.processes]
+
+
+def test_a_person_sorts_filters_chooses_a_rank_and_sees_a_failure_arrive(muster, browser):
+    job = Job(muster)
+    chromium = browser()
+    chromium.open(job.page)
+    chromium.wait("document.querySelectorAll('#ranks tbody tr').length === 4 && document.querySelector('#link').textContent === 'live'")
+    chromium.wait("document.querySelector('#ranks tbody').textContent.includes('/90000')")
+    # Sorted by another column, and back: the highest rank first.
+    chromium.click("#ranks th[data-name=rank] button")
+    chromium.wait("document.querySelector('#ranks tbody tr').dataset.rank === '3'")
+    assert chromium.value("document.querySelector('#ranks th[data-name=rank]').ariaSort") == "descending"
+    chromium.click("#filter")
+    chromium.type("1-2 running")
+    chromium.wait("[...document.querySelectorAll('#ranks tbody tr')].map(row => row.dataset.rank).join() === '2,1'")
+    # A rank by the mouse, the next one by the keyboard; its log follows, and what it wrote stays text.
+    chromium.click("#ranks tbody tr")
+    chromium.wait("document.querySelector('#log').textContent.includes('rank 2 step')")
+    chromium.value("document.querySelector('#map').focus()")
+    chromium.key("ArrowRight")
+    chromium.wait("document.querySelector('#map').getAttribute('aria-valuetext').startsWith('rank 3, ')")
+    chromium.wait("document.querySelector('#log').textContent.includes('rank 3 step')")
+    seen = chromium.value("document.querySelector('#log').textContent")
+    assert HOSTILE in seen
+    chromium.wait(f"document.querySelector('#log').textContent.length > {len(seen)}")
+    chromium.wait("document.querySelector('#loss polyline') !== null && document.querySelector('#speed polyline') !== null")
+    job.touch("fail2")
+    chromium.wait("!document.querySelector('#failure').hidden")
+    assert "rank 2" in chromium.value("document.querySelector('#failure p').textContent")
+    assert HOSTILE[:30] in chromium.value("document.querySelector('#failure pre').textContent")
+    chromium.wait("document.querySelector('#link').textContent.includes('ended')")
+    assert job.ends() == [1]
+    assert chromium.value("document.title").startswith("ending: ")
+    assert chromium.value("document.querySelectorAll('img, script').length") == 1
+    assert chromium.problems == []
+
+
+def test_the_first_node_shows_the_ranks_and_the_logs_of_all_nodes_and_asks_for_them_only_while_somebody_looks(muster):
+    job = Job(muster, nodes=2, workers=2)
+    now = wait_for(lambda: all_report(job.addresses[0]), "both nodes", 60)
+    assert now["ranks"]["node"] == [0, 0, 1, 1]
+    assert [node["status_address"] for node in now["nodes"]] == job.addresses
+    assert set(now["ranks"]["steps"]) == {90000}
+    code, _, text = headers_of(job.addresses[0], "/api/log?rank=3&lines=2")
+    assert code == 200 and text.count("\n") == 2 and "rank 3 step" in text
+    code, _, text = headers_of(job.addresses[1], "/api/status")
+    assert (code, "node 0" in text) == (404, True)
+    for wrong, expected in (("rank=4", 404), ("rank=-1", 400), ("", 400), ("rank=0&lines=x", 400)):
+        assert headers_of(job.addresses[0], f"/api/log?{wrong}")[0] == expected
+
+    def sent():
+        return metrics(job.addresses[1])["muster_status_messages_total"]
+    before = sent()
+    wait_for(lambda: status(job.addresses[0]) and sent() > before, "messages while somebody looks", 60)
+    # The lease ends: two answers of the same number, further apart than a message would be.
+    wait_for(lambda: unchanged(sent, 3), "the end of the messages", 60)
+    job.touch("go")
+    assert job.ends() == [0, 0]
+
+
+def unchanged(read, seconds):
+    """Whether a number stays the same for so long."""
+    before = read()
+    try:
+        wait_for(lambda: read() != before, "a change", seconds)
+    except AssertionError:
+        return True
+    return False
+
+
+def test_a_stream_of_a_job_in_which_nothing_happens_is_silent(muster):
+    job = Job(muster, workers=2)
+    wait_for(lambda: all_report(job.addresses[0]), "progress", 60)
+    job.touch("still")
+    wait_for(lambda: unchanged(lambda: status(job.addresses[0])["ranks"]["step"], 1), "workers that wait", 60)
+    host, port = job.addresses[0].rsplit(":", 1)
+    connection = http.client.HTTPConnection(host, int(port), timeout=4)
+    connection.request("GET", "/api/events")
+    answer = connection.getresponse()
+    assert answer.headers["Content-Type"] == "text/event-stream"
+    assert json.loads(answer.readline().removeprefix(b"data: "))["job"]["state"] == "running"
+    assert answer.readline() == b"\n"
+    # Processor time of workers that wake now and then may still be counted; then nothing comes.
+    with pytest.raises(TimeoutError):
+        for _ in range(20):
+            answer.readline()
+    connection.close()
+    (job.folder / "still").unlink()
+    job.touch("go")
+    assert job.ends() == [0]
+
+
+def test_with_a_secret_the_page_needs_the_token_and_other_names_are_refused(muster, browser):
+    secret = "0123456789abcdef0123456789abcdef"
+    job = Job(muster, "--rdzv-id=job-1", workers=1, env={"MUSTER_SECRET": secret})
+    address = job.addresses[0]
+    said = re.search(r"status page at (http://\S+)", job.errors[0].read_text()).group(1)
+    token = hmac.new(secret.encode(), b"status page\0job-1", hashlib.sha256).hexdigest()
+    assert said == f"{job.page}?token={token}"
+    for path in ("/", "/api/status", "/api/events", "/api/log?rank=0", "/?token=" + "0" * 64, "/?token=", "/?token=" + token[:-1]):
+        code, headers, text = headers_of(address, path)
+        assert (code, headers["Set-Cookie"]) == (401, None), path
+        assert "job-1" not in text
+    for path in ("/healthz", "/metrics"):
+        assert headers_of(address, path)[0] == 200
+    assert headers_of(address, "/api/status", Authorization=f"Bearer {token}")[0] == 200
+    assert headers_of(address, "/api/status", Authorization=f"Bearer {token[:-1]}0{token[-1]}")[0] == 401
+    code, headers, _ = headers_of(address, f"/?token={token}")
+    assert code == 200 and "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
+    assert "default-src 'none'" in headers["Content-Security-Policy"] and headers["Referrer-Policy"] == "no-referrer"
+    assert headers_of(address, "/api/status", Cookie=headers["Set-Cookie"].split(";")[0])[0] == 200
+    for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
+        assert headers_of(address, f"/api/status?token={token}", Host=name)[0] == 403, name
+    chromium = browser()
+    chromium.open(said)
+    chromium.wait("document.querySelectorAll('#ranks tbody tr').length === 1")
+    assert chromium.value("location.search") == ""
+    assert chromium.value("document.cookie") == ""
+    job.touch("go")
+    assert job.ends() == [0]
+    assert not any(token in each.read_text(errors="replace") for each in job.folder.rglob("*.log"))
+
+
+def test_the_rank_that_the_others_wait_for_is_named(muster):
+    for name in ("slow1",):
+        (muster.tmp_path / name).touch()
+    job = Job(muster, workers=3)
+    found = wait_for(lambda: status(job.addresses[0])["straggler"], "a straggler", 120)
+    assert (found["rank"], found["phase"]) == (1, "forward")
+    assert "rank 1" in found["text"]
+    assert [line for line in metrics(job.addresses[0]) if line.startswith('muster_straggler_percent{rank="1"')]
+    job.touch("go")
+    assert job.ends() == [0]
+    assert "rank 1 on " in job.errors[0].read_text()
+
+
+def big_status(ranks=4096, per_node=8):
+    """What a job of so many ranks would send."""
+    index = range(ranks)
+    columns = {"rank": list(index), "local_rank": [r % per_node for r in index], "node": [r // per_node for r in index],
+               "pid": [1000 + r for r in index], "state": ["failed" if r % 999 == 77 else "running" for r in index],
+               "epoch": [2] * ranks, "step": [140 + r % 3 for r in index], "steps": [15000] * ranks,
+               "phase": ["all_reduce" if r % 5 else "forward" for r in index], "step_s": [0.2 + (r * 7 % 100) / 1000 for r in index],
+               "loss": [0.31] * ranks, "throughput": [400 + r * 13 % 200 for r in index], "resident_bytes": [2 ** 31] * ranks,
+               "cpu_s": [99.5] * ranks, "idle_s": [0.1] * ranks, "straggler": [r == 1234 for r in index]}
+    nodes = [{"node": n, "host": f"node{n:03}", "state": "running", "age_s": 0.4, "status_address": None, "gpus": []} for n in range(ranks // per_node)]
+    return {"job": {"run_id": "pretraining-7b", "program": "train.py", "state": "running", "generation": 3, "restarts": 1, "max_restarts": 10,
+                    "nodes": len(nodes), "world_size": ranks, "began": 1.0e9, "now": 1.0e9 + 5000, "version": "0.1.0"},
+            "nodes": nodes, "ranks": columns, "straggler": {"rank": 1234, "host": "node154", "phase": "forward", "seconds_per_step": 0.31,
+                                                            "percent": 48, "text": "rank 1234 on node154 spends 0.31 s per step in forward, 48 % more than the median rank"},
+            "events": [{"time": 1.0e9 + 60 * i, "event": "running", "rank": None, "host": "node000", "text": ""} for i in range(20)],
+            "failure": None, "hang": None}
+
+
+@pytest.fixture
+def big_job():
+    """Serves the page with the state of 4,096 ranks."""
+    page = (ROOT / "launcher/telemetry/status_page.html").read_text().replace("{nonce}", "n")
+    state = json.dumps(big_status(), separators=(",", ":"))
+
+    over = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            events = self.path == "/api/events"
+            body = f"data: {state}\n\n" if events else page if self.path == "/" else "rank's log\n"
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream" if events else "text/html" if self.path == "/" else "text/plain")
+            self.end_headers()
+            self.wfile.write(body.encode())
+            if events:
+                self.wfile.flush()
+                over.wait(120)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/", len(state)
+    over.set()
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_4096_ranks_are_on_one_page(big_job, browser):
+    address, size = big_job
+    assert size < 1 << 20
+    chromium = browser(width=1280, height=1100)
+    chromium.open(address)
+    chromium.wait("document.querySelector('#shown').textContent === 'first 200 of 4096 ranks'")
+    height = chromium.value("document.querySelector('#map').clientHeight")
+    assert 200 < height < 900, "the map of all ranks fits on a screen"
+    chromium.click("#filter")
+    chromium.type("straggler")
+    chromium.wait("document.querySelectorAll('#ranks tbody tr').length === 1")
+    chromium.click("#ranks tbody tr")
+    chromium.wait("document.querySelector('#map').getAttribute('aria-valuenow') === '1234'")
+    for key, rank in (("ArrowRight", 1235), ("ArrowLeft", 1234), ("Home", 0), ("End", 4095)):
+        chromium.value("document.querySelector('#map').focus()")
+        chromium.key(key)
+        chromium.wait(f"document.querySelector('#map').getAttribute('aria-valuenow') === '{rank}'")
+    assert chromium.problems == []
