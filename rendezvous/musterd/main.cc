@@ -43,7 +43,8 @@ Result<void> read_credentials(const MusterdOptions& options, const Environment& 
 
 /// The page of the jobs is for whoever knows the secret of those that have none of their own.
 void protect_page(const net::ControlServerOptions& credentials, std::optional<net::PageAccess>& page) {
-  if (page) page->set_token(credentials.secret ? net::page_token(*credentials.secret, "jobs of musterd") : "");
+  if (page)
+    page->set_token(credentials.secret ? net::page_token(*credentials.secret, "jobs of musterd") : "");
 }
 
 void reload_credentials(const MusterdOptions& options, const Environment& environment,
@@ -139,8 +140,7 @@ int serve(const MusterdOptions& options) {
     const auto& secrets = server_options.control.job_secrets;
     status = std::make_unique<net::StatusServer>(
         loop, *std::move(listener),
-        [&server, &page, &secrets,
-         state = server_options.state.get()](const net::StatusRequest& request) {
+        [&server, &page, &secrets, state = server_options.state.get()](const net::StatusRequest& request) {
           return net::daemon_status(
               request, *server, state, MUSTER_VERSION, *page,
               [&secrets](std::string_view job) { return !secrets || secrets->find(job) == nullptr; });

@@ -74,7 +74,7 @@ void define(CLI::App& app, MusterdOptions& options, bool& unprotected, std::stri
              "with a secret or TLS: serve TCPStore clients of this user too; may be repeated")
       ->allow_extra_args(false);
   bind.value("--metrics-addr", options.metrics_addr, "HOST:PORT", "",
-             "answer GET /healthz and /metrics (Prometheus) there; a PORT alone is on 127.0.0.1");
+             "answer GET /, /healthz, /metrics and /sd (Prometheus) there; a PORT alone is on 127.0.0.1");
   bind.value("--log-level", log_level, "LEVEL", "info",
              "what to report on standard error: debug, info, warning, error or off")
       ->check(CLI::IsMember({"debug", "info", "warning", "error", "off"}, CLI::ignore_case));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What musterd answers to GET /metrics and GET /healthz: the numbers of its two servers, of its jobs and of
-// its state log; and to GET / and GET /sd, which may need a token. Called on the servers' loop, changes nothing, costs a look at every client and every node.
-// The names are in rendezvous/reference.md.
+// its state log; and to GET / and GET /sd, which may need a token. Called on the servers' loop, changes
+// nothing, costs a look at every client and every node. The names are in rendezvous/reference.md.
 #pragma once
 
 #include <optional>

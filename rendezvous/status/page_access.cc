@@ -84,12 +84,12 @@ StatusReply PageAccess::page(const StatusRequest& request, std::string html) con
   constexpr std::string_view kPlace = "{nonce}";
   if (const auto at = html.find(kPlace); at != std::string::npos) html.replace(at, kPlace.size(), nonce);
   StatusReply out{.type = "text/html; charset=utf-8", .body = std::move(html)};
-  out.headers = {{"Content-Security-Policy",
-                  fmt::format("default-src 'none'; style-src 'nonce-{}'; base-uri 'none'; "
-                              "form-action 'none'; frame-ancestors 'none'",
-                              nonce)},
-                 {"Referrer-Policy", "no-referrer"},
-                 {"X-Frame-Options", "DENY"}};
+  out.headers = {
+      {"Content-Security-Policy", fmt::format("default-src 'none'; style-src 'nonce-{}'; base-uri 'none'; "
+                                              "form-action 'none'; frame-ancestors 'none'",
+                                              nonce)},
+      {"Referrer-Policy", "no-referrer"},
+      {"X-Frame-Options", "DENY"}};
   if (!token_.empty() && query_value(request.query, "token"))
     out.headers.emplace_back("Set-Cookie",
                              fmt::format("{}={}; Path=/; HttpOnly; SameSite=Strict", cookie_name(), token_));
