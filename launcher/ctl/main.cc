@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// musterctl: the detached jobs of this user on this host: ls, status, attach, logs, stop, rm; and the jobs of
-// a coordinator: jobs.
+// musterctl: the detached jobs of this user on this host: ls, status, attach, logs, stop, rm; the jobs of a
+// coordinator: jobs; and who uses the GPUs: gpus.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -17,6 +17,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "launcher/ctl/gpus_command.h"
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/jobs_command.h"
 #include "launcher/job/exit_status.h"
@@ -276,6 +277,11 @@ int main(int argc, char** argv) {
   auto* forget = with_name(app.add_subcommand("rm", "forget one that has ended, and remove its output file"));
   JobsCommand look;
   CLI::App* jobs_of = define_jobs(app, look);
+  GpusCommand gpus;
+  auto* gpus_of =
+      app.add_subcommand("gpus", "who uses the GPUs of this host, and what dead agents left on them");
+  gpus_of->add_flag("--json", gpus.json, "for programs");
+  gpus_of->add_flag("--free", gpus.free, "end processes of yours that workers of dead agents are or started");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -287,6 +293,7 @@ int main(int argc, char** argv) {
 
   const Environment environment = current_environment();
   if (jobs_of->parsed()) return show_jobs(look, environment);
+  if (gpus_of->parsed()) return show_gpus(gpus, environment);
   const Jobs jobs(environment);
   if (ls->parsed()) return list(jobs, json);
   const JobRecord* entry = jobs.find(name);
