@@ -39,6 +39,7 @@
 #include "launcher/report/gpu_metrics.h"
 #include "launcher/report/gpu_watch.h"
 #include "launcher/telemetry/event_log.h"
+#include "launcher/telemetry/status_exchange.h"
 #include "launcher/telemetry/status_page.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/env.h"
@@ -52,7 +53,8 @@ using namespace muster;
 using namespace muster::launcher;
 
 constexpr std::string_view kVersion = "0.1.0";
-constexpr std::chrono::seconds kFlushTimeout{3};  // for whoever reads our output, once all is over
+constexpr std::chrono::seconds kLastLookTimeout{1};  // for those who watch the page to get the end
+constexpr std::chrono::seconds kFlushTimeout{3};     // for whoever reads our output, once all is over
 
 // Without persistence mode the driver takes more than a second per GPU to start.
 constexpr std::chrono::seconds kQuickTimeout{10};
@@ -210,6 +212,9 @@ class Launch {
       return kExitPreflight;
     }
     job_ = *std::move(planned);
+    if (!options_.metrics_addr.empty())
+      if (const auto secret = auth::find_secret(options_.secret_file, environment_); secret && *secret)
+        page_token_ = page_token(**secret, job_->run_id);
     environment_.erase(std::string(env::kSecret));  // no program that is started from here gets it
     if (doctor_) doctor_->instruct(options_, *job_);
     if (options_.dry_run)
@@ -259,7 +264,7 @@ class Launch {
     if (!side) return complain(side.error());
     if (const int* exit_status = std::get_if<int>(&*side)) return *exit_status;
     detached_ = std::get<DetachedJob>(*std::move(side));
-    if (listener_) detached_->serves_metrics(listener_->address);
+    if (listener_) detached_->serves_page(listener_->address, page_token_);
     return std::nullopt;
   }
 
@@ -326,8 +331,10 @@ class Launch {
       telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
       telemetry.phase("preflight", seconds_between(planned_, checked_));
       telemetry.phase("prepare", seconds_between(checked_, now));
+      StatusExchange exchange(io, *job_, telemetry);
       std::optional<StatusPage> page;
-      if (listener_) page.emplace(io, *std::move(listener_), *job_, telemetry, kVersion);
+      if (listener_)
+        page.emplace(io, *std::move(listener_), *job_, telemetry, exchange, kVersion, page_token_);
       if (page && gpu_watch_) {
         page->add_metrics([&](MetricsText& text) {
           put_gpu_metrics(text, *gpu_watch_, *job_, environment_, telemetry.status().assignment);
@@ -335,8 +342,10 @@ class Launch {
         page->set_gpu_readings([&] { return gpu_readings(*gpu_watch_); });
       }
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
-                          telemetry, descriptor_limit, log_writer.get(), detached_ ? &*detached_ : nullptr,
-                          gpu_watch_ ? &*gpu_watch_ : nullptr});
+                          telemetry, exchange, descriptor_limit, log_writer.get(),
+                          detached_ ? &*detached_ : nullptr, gpu_watch_ ? &*gpu_watch_ : nullptr});
+      exchange.set_send(nullptr);
+      if (page) page->finish(kLastLookTimeout);
     }
     if (detached_) detached_->ended(status, log);
     const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);
@@ -359,13 +368,25 @@ class Launch {
       MUSTER_TRY(EventLog opened, EventLog::open(options_.events, job_->host));
       events_.emplace(std::move(opened));
     }
-    if (options_.metrics_addr.empty()) return {};
+    if (options_.metrics_addr.empty()) return options_.detach ? open_own_page() : Result<void>{};
     MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options_.metrics_addr));
-    // Print the address only when the kernel chose the port.
+    // Print the address only when the kernel chose the port, or nobody could make the token.
     if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
       std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
+    if (job_->node_rank == 0)
+      std::fprintf(stderr, "muster: status page at http://%s/%s%s\n", opened.address.c_str(),
+                   page_token_.empty() ? "" : "?token=", page_token_.c_str());
     job_->status_address = opened.address;
     listener_.emplace(std::move(opened));
+    return {};
+  }
+
+  /// For musterctl on this host, which finds address and token in the job's record: other users of the host
+  /// see nothing. The job goes on without it.
+  Result<void> open_own_page() {
+    MUSTER_TRY(page_token_, random_token());
+    if (auto opened = net::open_status_listener("--detach", "127.0.0.1:0"))
+      listener_.emplace(*std::move(opened));
     return {};
   }
 
@@ -392,6 +413,7 @@ class Launch {
   std::optional<Job> job_;
   std::optional<EventLog> events_;         // what tells others of the job while it runs
   std::optional<net::Listener> listener_;  // likewise
+  std::string page_token_;                 // of the status page; empty: it is open
   std::optional<DetachedJob> detached_;
   std::optional<Telemetry> beginning_;
   std::optional<Descendants> descendants_;

@@ -59,6 +59,8 @@ class Agent {
     rendezvous_ = make_rendezvous(io_, job_, log_);
     services_.directory = &directory_;
     services_.rendezvous = rendezvous_.get();
+    services_.status.set_send(
+        [this](control::Status message) { rendezvous_->send_status(std::move(message)); });
 
     join(0);
     while (state_ != State::kDone) {
@@ -207,6 +209,9 @@ class Agent {
     std::erase_if(events_,
                   [](const AgentEvent& event) { return !std::holds_alternative<SignalReceived>(event); });
     services_.telemetry.attempt_over(notice);
+    if (assignment.group_rank == 0)
+      if (const auto straggler = services_.status.straggler())
+        log_.warning(straggler_text(straggler->found, straggler->host));
     if (!notice) {
       log_.error(notice.error().message);
       return leave(notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem);

@@ -18,6 +18,7 @@
 #include "launcher/process/guardian.h"
 #include "launcher/process/worker_group.h"
 #include "launcher/report/gpu_watch.h"
+#include "launcher/telemetry/status_exchange.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
@@ -37,6 +38,7 @@ struct AgentContext {
   OutputSink& out;
   OutputSink& err;
   Telemetry& telemetry;
+  StatusExchange& status;
   std::optional<rlimit> descriptor_limit;  // that the workers get back
   LogWriter* log_writer = nullptr;         // where log files are rotated
   DetachedJob* entry = nullptr;            // of a detached job

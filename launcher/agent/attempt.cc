@@ -90,6 +90,9 @@ Attempt::Attempt(const AgentServices& services, const Assignment& assignment, st
           services.io,
           {job_, assignment_, services.environment, *services.directory, router_, group_, services.err, log_},
           {[this](int local_rank, const std::string& line) { services_.telemetry.hung(local_rank, line); },
+           [this](std::string line, std::string report) {
+             services_.telemetry.reported_hang(std::move(line), std::move(report));
+           },
            [this](int local_rank, std::string line) {
              services_.post(HangFound{local_rank, std::move(line)});
            },
@@ -119,7 +122,7 @@ void Attempt::begin() {
       {[post = services_.post](int node) { post(StopRequested{node}); },
        [post = services_.post](Result<AttemptOutcome> outcome) { post(OutcomeKnown{std::move(outcome)}); },
        lifetime_.guard([this](const control::Hang& message) { monitor_.on_message(message); }),
-       {}});
+       [&exchange = services_.status](const control::Status& message) { exchange.receive(message); }});
   if (unprepared_) {
     execute(supervision_.start_failed(0, SteadyClock::now()));
     return proceed();
@@ -535,7 +538,8 @@ void Attempt::publish() {
   std::sort(report_.missing.begin(), report_.missing.end());
   std::sort(report_.nodes.begin(), report_.nodes.end(),
             [](const NodeReport& a, const NodeReport& b) { return a.node < b.node; });
-  services_.post_mortem.publish(report_, *services_.directory, services_.err);
+  services_.telemetry.reported_failure(
+      services_.post_mortem.publish(report_, *services_.directory, services_.err));
   finish(*result_when_reported_);
 }
 

@@ -17,12 +17,6 @@ namespace muster::launcher {
 
 namespace {
 
-std::string size_text(std::uint64_t bytes) {
-  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-  return bytes < 10'240 * kMiB ? fmt::format("{} MiB", bytes / kMiB)
-                               : fmt::format("{} GiB", bytes / kMiB / 1024);
-}
-
 /// Of processor time: "12.3s", "4h12m".
 std::string time_text(double seconds) {
   if (seconds < 600) return fmt::format("{:.1f}s", seconds);
@@ -56,6 +50,12 @@ RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
 }
 
 }  // namespace
+
+std::string size_text(std::uint64_t bytes) {
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  return bytes < 10'240 * kMiB ? fmt::format("{} MiB", bytes / kMiB)
+                               : fmt::format("{} GiB", bytes / kMiB / 1024);
+}
 
 std::string state_of(const JobRecord& entry) {
   if (entry.state == "ended") return fmt::format("ended {}", entry.exit_status);

@@ -18,6 +18,8 @@ namespace muster::launcher {
 
 /// "running", "lost", "ended 7"
 [[nodiscard]] std::string state_of(const JobRecord& entry);
+/// "812 MiB", "23 GiB"
+[[nodiscard]] std::string size_text(std::uint64_t bytes);
 /// "17s", "5h"
 [[nodiscard]] std::string age_of(std::int64_t since, std::int64_t now);
 [[nodiscard]] std::string command_of(const JobRecord& entry);

@@ -181,9 +181,7 @@ std::string jobs_json(const net::QueryAnswer& answer) {
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-namespace {
-
-Result<net::QueryOptions> question(const JobsCommand& command, const Environment& environment) {
+Result<net::QueryOptions> query_options(const JobsCommand& command, const Environment& environment) {
   auto endpoint = parse_endpoint(command.endpoint);
   if (!endpoint || endpoint->host.empty() || endpoint->port == 0)
     return fail(ErrorCode::kInvalidArgument,
@@ -205,15 +203,13 @@ Result<net::QueryOptions> question(const JobsCommand& command, const Environment
   return out;
 }
 
-}  // namespace
-
 int complain(std::string_view text, int status) {
   std::fprintf(stderr, "musterctl: %.*s\n", static_cast<int>(text.size()), text.data());
   return status;
 }
 
 int show_jobs(const JobsCommand& command, const Environment& environment) {
-  const auto asked = question(command, environment);
+  const auto asked = query_options(command, environment);
   if (!asked) return complain(asked.error().message, kExitUsage);
   const auto answer = net::query(*asked);
   if (!answer)

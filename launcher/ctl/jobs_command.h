@@ -38,6 +38,9 @@ struct JobsCommand {
   double timeout_s = 10;
 };
 
+/// kInvalidArgument: what does not fit together.
+[[nodiscard]] Result<net::QueryOptions> query_options(const JobsCommand& command,
+                                                      const Environment& environment);
 [[nodiscard]] int show_jobs(const JobsCommand& command, const Environment& environment);
 
 }  // namespace muster::launcher

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // musterctl: the detached jobs of this user on this host: ls, status, attach, logs, stop, rm; the jobs of a
-// coordinator: jobs; and who uses the GPUs: gpus.
+// coordinator: jobs; the live view of either: top, open; and who uses the GPUs: gpus.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -20,6 +20,7 @@
 #include "launcher/ctl/gpus_command.h"
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/jobs_command.h"
+#include "launcher/ctl/top_command.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/process/job_record.h"
 #include "launcher/process/process_stat.h"
@@ -28,6 +29,7 @@
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace {
@@ -129,6 +131,17 @@ struct Jobs {
              0);
     return nullptr;
   }
+
+  /// The only one that runs.
+  [[nodiscard]] const JobRecord* only() const {
+    const auto found = std::find_if(entries.begin(), entries.end(), is_alive);
+    const auto running = std::count_if(entries.begin(), entries.end(), is_alive);
+    if (running == 1) return &*found;
+    complain(fmt::format("{} run here; name one (musterctl ls lists them), or give --url or --endpoint",
+                         counted(static_cast<std::uint64_t>(running), "job")),
+             0);
+    return nullptr;
+  }
 };
 
 int list(const Jobs& jobs, bool json) {
@@ -226,22 +239,50 @@ std::string unknown_command(const CLI::App& app, int argc, char** argv) {
                      nearest_name(commands, given));
 }
 
+CLI::Option* add_coordinator(CLI::App& out, JobsCommand& look) {
+  auto* endpoint =
+      out.add_option("--endpoint", look.endpoint, "HOST[:PORT] of the coordinator, as for --rdzv-endpoint");
+  out.add_option("--secret-file", look.secret_file,
+                 "file with the secret, readable by its owner alone [MUSTER_SECRET]");
+  out.add_option("--tls-ca", look.tls.ca, "PEM file with the authority of the coordinator's certificate");
+  out.add_option("--tls-cert", look.tls.cert, "PEM file with the certificate to show");
+  out.add_option("--tls-key", look.tls.key, "PEM file with its key, readable by its owner alone");
+  out.add_option("--timeout", look.timeout_s, "seconds until it has to have answered")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  return endpoint;
+}
+
 CLI::App* define_jobs(CLI::App& app, JobsCommand& look) {
   auto* out = app.add_subcommand("jobs", "what a coordinator has: a musterd, or the one that an agent runs");
   out->add_option("job", look.job, "this one and its nodes [all jobs]");
-  out->add_option("--endpoint", look.endpoint, "HOST[:PORT] of the coordinator, as for --rdzv-endpoint")
-      ->required();
-  out->add_option("--secret-file", look.secret_file,
-                  "file with the secret, readable by its owner alone [MUSTER_SECRET]");
-  out->add_option("--tls-ca", look.tls.ca, "PEM file with the authority of the coordinator's certificate");
-  out->add_option("--tls-cert", look.tls.cert, "PEM file with the certificate to show");
-  out->add_option("--tls-key", look.tls.key, "PEM file with its key, readable by its owner alone");
+  add_coordinator(*out, look)->required();
   out->add_option("--nodes", look.most_nodes, "most nodes to show, those that do not work first; 0: all")
       ->capture_default_str();
-  out->add_option("--timeout", look.timeout_s, "seconds until it has to have answered")
-      ->check(CLI::Range(0.1, 3600.0))
-      ->capture_default_str();
   out->add_flag("--json", look.json, "for programs");
+  return out;
+}
+
+CLI::App* define_live(CLI::App& app, const char* name, const char* what, TopCommand& look) {
+  auto* out = app.add_subcommand(name, what);
+  out->add_option("job", look.coordinator.job,
+                  "a detached job's name, or with --endpoint the job's id [the only one that runs]");
+  auto* url = out->add_option("--url", look.url, "http://HOST:PORT of its status page, see --metrics-addr");
+  add_coordinator(*out, look.coordinator)->excludes(url);
+  return out;
+}
+
+CLI::App* define_top(CLI::App& app, TopCommand& look) {
+  auto* out = define_live(app, "top", "a job's ranks, live; on no terminal as lines, once", look);
+  auto* interval = out->add_option("-d,--interval", look.interval_s, "seconds between two looks")
+                       ->check(CLI::Range(0.1, 3600.0))
+                       ->capture_default_str();
+  auto* count = out->add_option("-n,--count", look.count, "lines, so many times; 0: until interrupted")
+                    ->check(CLI::NonNegativeNumber);
+  out->add_flag("--json", look.coordinator.json, "the status document as it came");
+  out->callback([&look, interval, count] {
+    if (interval->count() > 0 && count->count() == 0) look.lines_forever = true;
+  });
   return out;
 }
 
@@ -282,6 +323,10 @@ int main(int argc, char** argv) {
       app.add_subcommand("gpus", "who uses the GPUs of this host, and what dead agents left on them");
   gpus_of->add_flag("--json", gpus.json, "for programs");
   gpus_of->add_flag("--free", gpus.free, "end processes of yours that workers of dead agents are or started");
+  TopCommand live;
+  CLI::App* top = define_top(app, live);
+  CLI::App* open = define_live(
+      app, "open", "how a browser reaches its page, metrics and TensorBoard: the ssh tunnel", live);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -294,10 +339,15 @@ int main(int argc, char** argv) {
   const Environment environment = current_environment();
   if (jobs_of->parsed()) return show_jobs(look, environment);
   if (gpus_of->parsed()) return show_gpus(gpus, environment);
+  if (!live.url.empty() || !live.coordinator.endpoint.empty())
+    return (top->parsed() ? run_top : run_open)(live, nullptr, environment);
   const Jobs jobs(environment);
   if (ls->parsed()) return list(jobs, json);
-  const JobRecord* entry = jobs.find(name);
+  const bool looks = top->parsed() || open->parsed();
+  if (looks) name = live.coordinator.job;
+  const JobRecord* entry = looks && name.empty() ? jobs.only() : jobs.find(name);
   if (entry == nullptr) return kExitNoSuchJob;
+  if (looks) return (top->parsed() ? run_top : run_open)(live, entry, environment);
   if (show->parsed()) {
     std::fputs((json ? status_json(*entry) : status_text(*entry, std::time(nullptr))).c_str(), stdout);
     return 0;

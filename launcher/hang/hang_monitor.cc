@@ -262,6 +262,7 @@ void HangMonitor::publish(const std::map<int, NodeSnapshot>& snapshots, bool han
   hang_log_.add(std::move(report));
   if (!hang_log_.file().empty()) text += fmt::format("  all stacks and states: {}\n", hang_log_.file());
   environs_.err.write(text);
+  callbacks_.published(verdict.text, std::move(text));
   if (session_) {
     send(Kind::kVerdict, to_node_message(verdict));
     if (verdict.paused) session_->forget();

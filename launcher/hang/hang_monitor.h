@@ -31,6 +31,8 @@ class HangMonitor {
   struct Callbacks {
     /// A rank of this node is named in a report. `line`: for the job's report.
     std::function<void(int local_rank, const std::string& line)> reported;
+    /// A report was written here, for all nodes. `line`: its head.
+    std::function<void(std::string line, std::string report)> published;
     /// Called once, after the report, where the rules ask for a restart or the end for that rank.
     std::function<void(int local_rank, std::string line)> act;
     /// To the other nodes, as Rendezvous::send_hang.

@@ -147,18 +147,18 @@ std::optional<Cause> find_error_in_log(const std::string& path, int keep, off_t 
   return errors.found();
 }
 
-std::vector<std::string> last_lines_of_log(const std::string& path, std::size_t count) {
+std::vector<std::string> last_lines_of_log(const std::string& path, std::size_t count,
+                                           std::size_t max_bytes) {
   std::string end;
   const std::vector<Part> parts = open_log(path, 1);
-  for (auto part = parts.rbegin(); part != parts.rend() && end.size() < TailBuffer::kDefaultCap; ++part) {
-    std::string bytes(
-        std::min(static_cast<std::size_t>(part->info.st_size), TailBuffer::kDefaultCap - end.size()), '\0');
+  for (auto part = parts.rbegin(); part != parts.rend() && end.size() < max_bytes; ++part) {
+    std::string bytes(std::min(static_cast<std::size_t>(part->info.st_size), max_bytes - end.size()), '\0');
     const ssize_t n = ::pread(part->file.get(), bytes.data(), bytes.size(),
                               part->info.st_size - static_cast<off_t>(bytes.size()));
     bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
     end.insert(0, bytes);
   }
-  TailBuffer tail;
+  TailBuffer tail(max_bytes);
   tail.append(end);
   return tail.last_lines(count);
 }

@@ -17,6 +17,7 @@
 #include <muster/result.h>
 
 #include "launcher/job/cause.h"
+#include "launcher/text/line_splitter.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
@@ -57,6 +58,7 @@ class TailReader {
                                                      off_t newest_bytes = std::numeric_limits<off_t>::max());
 
 /// The last lines of a log, from the file before it too.
-[[nodiscard]] std::vector<std::string> last_lines_of_log(const std::string& path, std::size_t count);
+[[nodiscard]] std::vector<std::string> last_lines_of_log(const std::string& path, std::size_t count,
+                                                         std::size_t max_bytes = TailBuffer::kDefaultCap);
 
 }  // namespace muster::launcher

@@ -24,8 +24,11 @@ class DetachedJob {
  public:
   DetachedJob(std::string directory, JobRecord record, UniqueFd caller);
 
-  /// Before the rest: where --metrics-addr listens.
-  void serves_metrics(std::string address) { record_.metrics = std::move(address); }
+  /// Before the rest: where /metrics and the job's page are.
+  void serves_page(std::string address, std::string token) {
+    record_.metrics = std::move(address);
+    record_.page_token = std::move(token);
+  }
   void gathering(const Log& log);
   void running(const Assignment& assignment, std::vector<JobRecord::Worker> workers, const Log& log);
   void ended(int exit_status, const Log& log);
@@ -38,6 +41,9 @@ class DetachedJob {
   UniqueFd caller_;  // closed when it has been told
   bool logged_ = false;
 };
+
+/// 128 bits as hexadecimal digits.
+[[nodiscard]] Result<std::string> random_token();
 
 /// Forks; the process must have one thread. In the caller: the exit status to end with, after the name was
 /// printed on stdout, or the job's output on stderr if it ended within 2 s. In the new session: the job, with

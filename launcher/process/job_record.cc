@@ -63,8 +63,8 @@ Result<JobRecord> read_job_record(const std::string& path) {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobRecord::Worker, rank, pid, progress_file)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobRecord, name, pid, start_time, boot_id, host, directory, command,
-                                   output, metrics, began, state, generation, restarts, nodes, world_size,
-                                   workers, exit_status, ended)
+                                   output, metrics, page_token, began, state, generation, restarts, nodes,
+                                   world_size, workers, exit_status, ended)
 
 std::string to_json(const JobRecord& record) {
   return json::dump(record, 1);

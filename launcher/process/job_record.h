@@ -35,7 +35,8 @@ struct JobRecord {
   std::string directory;  // where it was started
   std::vector<std::string> command;
   std::string output;              // file with its stdout and stderr
-  std::string metrics;             // "127.0.0.1:9400", of --metrics-addr; empty: none
+  std::string metrics;             // "127.0.0.1:9400", of /metrics and the job's page; empty: none
+  std::string page_token;          // that the page asks for; empty: none
   std::int64_t began = 0;          // seconds since the epoch
   std::string state = "starting";  // starting, gathering, running, ended
   std::int64_t generation = 0;     // from here on of the present state

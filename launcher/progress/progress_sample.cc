@@ -35,9 +35,8 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// The number that follows one of the names: "step 140", "step=140", "Step: [140/900]".
-std::optional<std::int64_t> number_after(std::string_view text,
-                                         std::initializer_list<std::string_view> names) {
+/// What begins with a number behind one of the names: "step 140", "step=140", "Step: [140/900]". Empty: none.
+std::string_view number_text_after(std::string_view text, std::initializer_list<std::string_view> names) {
   for (std::size_t at = 0; at < text.size();) {
     if (!is_letter(text[at])) {
       ++at;
@@ -50,12 +49,20 @@ std::optional<std::int64_t> number_after(std::string_view text,
     at = end;
     if (std::find(names.begin(), names.end(), word) == names.end()) continue;
     while (end < text.size() && std::string_view(" =:[(#").find(text[end]) != std::string_view::npos) ++end;
-    std::int64_t number = 0;
-    if (end < text.size() && is_digit(text[end]) &&
-        std::from_chars(text.data() + end, text.data() + text.size(), number).ec == std::errc{})
-      return number;
+    if (end < text.size() && is_digit(text[end])) return text.substr(end);
   }
-  return std::nullopt;
+  return {};
+}
+
+template <class Number>
+std::optional<Number> number_in_front(std::string_view text) {
+  Number number{};
+  if (std::from_chars(text.data(), text.data() + text.size(), number).ec != std::errc{}) return std::nullopt;
+  return number;
+}
+
+std::string_view step_text(std::string_view text) {
+  return number_text_after(text, {"step", "steps", "iter", "iteration", "batch", "it"});
 }
 
 std::uint64_t mark_of(const struct stat& info) {
@@ -71,6 +78,9 @@ ProgressSample parse_progress(std::string_view bytes) {
   ProgressSample out;
   if (bytes.size() < sizeof(ProgressPage) || !bytes.starts_with(kProgressMagic)) {
     out.text = one_clean_line(bytes.substr(0, kProgressBytes));
+    const std::string_view phase = phase_in(out.text);
+    if (std::all_of(phase.begin(), phase.end(), [](char c) { return is_letter(c) || c == '_' || c == ' '; }))
+      out.phase = phase;
     return out;
   }
   ProgressPage page;
@@ -94,16 +104,46 @@ ProgressSample parse_progress(std::string_view bytes) {
       add(page.steps > 0 ? fmt::format("step {}/{}", page.step, page.steps)
                          : fmt::format("step {}", page.step));
   }
-  if (const auto phase = up_to_zero(page.phase); !phase.empty()) add(std::string(phase));
+  if (const auto phase = up_to_zero(page.phase); !phase.empty()) {
+    out.phase = one_clean_line(phase);
+    add(std::string(phase));
+  }
   out.text = one_clean_line(text);
   return out;
 }
 
 std::optional<Position> position_in(std::string_view text) {
-  const auto epoch = number_after(text, {"epoch", "ep"});
-  const auto step = number_after(text, {"step", "steps", "iter", "iteration", "batch", "it"});
+  const auto epoch = number_in_front<std::int64_t>(number_text_after(text, {"epoch", "ep"}));
+  const auto step = number_in_front<std::int64_t>(step_text(text));
   if (!epoch && !step) return std::nullopt;
   return Position{epoch.value_or(0), step.value_or(0)};
+}
+
+std::optional<std::int64_t> steps_in(std::string_view text) {
+  text = step_text(text);
+  text.remove_prefix(std::min(text.find_first_not_of("0123456789"), text.size()));
+  if (!text.starts_with('/')) return std::nullopt;
+  return number_in_front<std::int64_t>(text.substr(1));
+}
+
+TrainingFigures figures_in(std::string_view text) {
+  TrainingFigures out;
+  out.loss = number_in_front<double>(number_text_after(text, {"loss"}));
+  for (auto at = text.find("/s"); at != std::string_view::npos; at = text.find("/s", at + 2)) {
+    std::size_t unit = at;
+    while (unit > 0 && is_letter(text[unit - 1])) --unit;
+    if (unit == at || (at + 2 < text.size() && is_letter(text[at + 2]))) continue;  // "0.5/step"
+    const std::string_view behind = text.substr(std::min(text.find_first_not_of(" =:", at + 2), text.size()));
+    out.throughput = number_in_front<double>(behind);
+    if (out.throughput) break;
+    std::string_view before = text.substr(0, unit);  // "512 images/s"
+    while (before.ends_with(' ')) before.remove_suffix(1);
+    const auto begin = before.find_last_not_of("0123456789.");
+    out.throughput =
+        number_in_front<double>(begin == std::string_view::npos ? before : before.substr(begin + 1));
+    if (out.throughput) break;
+  }
+  return out;
 }
 
 std::string_view phase_in(std::string_view text) {

@@ -22,6 +22,7 @@ struct ProgressSample {
   bool paused = false;     // of a page: the worker has announced a pause
   bool warmed_up = false;  // of a page: the third step has begun, so that the slow first ones are over
   std::uint64_t mark = 0;  // differs from the last one if the worker has reported since; by read_progress()
+  std::string phase = {};  // "all_reduce"; empty: not told
 
   friend bool operator==(const ProgressSample&, const ProgressSample&) = default;
 };
@@ -40,6 +41,17 @@ struct Position {
 /// From "epoch 2/10 step 140 loss 0.31" or "Iteration: 77": the numbers behind such words. Nothing: it has
 /// no step.
 [[nodiscard]] std::optional<Position> position_in(std::string_view text);
+/// Of "step 140/15000": 15000. Nothing: the steps of the epoch are not told.
+[[nodiscard]] std::optional<std::int64_t> steps_in(std::string_view text);
+
+/// What else a report says of a training.
+struct TrainingFigures {
+  std::optional<double> loss;
+  std::optional<double> throughput;  // of whatever is counted, per second
+};
+/// From "loss 0.31 images/s 512", "loss=0.31, 512 tokens/s".
+[[nodiscard]] TrainingFigures figures_in(std::string_view text);
+
 /// What follows the numbers in a runtime's report: "all_reduce".
 [[nodiscard]] std::string_view phase_in(std::string_view text);
 

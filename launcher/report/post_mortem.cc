@@ -202,9 +202,11 @@ NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outco
   return out;
 }
 
-void PostMortem::publish(const JobReport& report, const LogDirectory& directory, OutputSink& err) const {
+std::string PostMortem::publish(const JobReport& report, const LogDirectory& directory,
+                                OutputSink& err) const {
   const Verdict verdict = judge(report.nodes, report.notice);
-  if (const std::string text = format_report(report, verdict, local_time); !text.empty()) err.write(text);
+  std::string text = format_report(report, verdict, local_time);
+  if (!text.empty()) err.write(text);
   if (directory.enabled() && directory.temporary_base().empty()) {
     const std::string path = directory.path() + "/report.json";
     if (const auto written = replace_file(path, to_json(report, verdict), 0666); !written)
@@ -213,6 +215,7 @@ void PostMortem::publish(const JobReport& report, const LogDirectory& directory,
       log_.warning(fmt::format("report: {}", path));
   }
   if (verdict.root) pass_on_error_file(report.nodes[verdict.root->node].workers[verdict.root->worker]);
+  return text;
 }
 
 /// A launcher that is itself a worker hands its worker's error on, as torchrun does.

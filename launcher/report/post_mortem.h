@@ -50,7 +50,8 @@ class PostMortem {
   [[nodiscard]] NodeReport part_of_report(int node, std::vector<WorkerOutcome> outcomes) const;
 
   /// On the terminal, in report.json where the log directory stays, and for a launcher above this one.
-  void publish(const JobReport& report, const LogDirectory& directory, OutputSink& err) const;
+  /// The text; empty: no worker failed by itself.
+  std::string publish(const JobReport& report, const LogDirectory& directory, OutputSink& err) const;
 
  private:
   void read_kernel();

@@ -2,16 +2,22 @@
 #include "launcher/telemetry/status_page.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
+#include <boost/asio/ip/address.hpp>
+#include <boost/asio/ip/host_name.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/progress/progress_sample.h"
+#include "launcher/text/split.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {
+
+extern const std::string_view kStatusPageHtml;  // status_page.html, made a string by the build
 
 namespace {
 
@@ -25,26 +31,42 @@ std::ptrdiff_t count(const AgentStatus& status, WorkerState state) {
 }
 
 constexpr Millis kFresh{100};
+constexpr Millis kTick{1'000};
+constexpr Millis kFirstAnswer{1'500};  // for the other nodes' first status
+constexpr std::string_view kPlainText = "text/plain; charset=utf-8";
 
 struct WorkerMetric {
   std::string_view name;
   MetricType type;
   std::string_view help;
-  std::optional<double> WorkerReading::*value;
+  std::function<std::optional<double>(const RankStatus&)> value;
 };
 
-constexpr WorkerMetric kWorkerMetrics[] = {
+std::optional<double> as_double(const std::optional<std::int64_t>& value) {
+  return value ? std::optional(static_cast<double>(*value)) : std::nullopt;
+}
+
+const WorkerMetric kWorkerMetrics[] = {
     {"muster_worker_step", MetricType::kGauge, "Step that the worker named last, within its epoch.",
-     &WorkerReading::step},
-    {"muster_worker_epoch", MetricType::kGauge, "Epoch that the worker named last.", &WorkerReading::epoch},
+     [](const RankStatus& rank) { return as_double(rank.step); }},
+    {"muster_worker_epoch", MetricType::kGauge, "Epoch that the worker named last.",
+     [](const RankStatus& rank) { return as_double(rank.epoch); }},
+    {"muster_worker_step_seconds", MetricType::kGauge, "Seconds per step over the last minute.",
+     [](const RankStatus& rank) { return rank.pace.step_s; }},
+    {"muster_worker_loss", MetricType::kGauge, "Loss that the worker named last.",
+     [](const RankStatus& rank) { return rank.loss; }},
+    {"muster_worker_throughput", MetricType::kGauge, "What the worker does per second, as it named it last.",
+     [](const RankStatus& rank) { return rank.throughput; }},
     {"muster_worker_progress_age_seconds", MetricType::kGauge,
-     "Seconds since the worker's progress was last seen to change.", &WorkerReading::progress_age_s},
+     "Seconds since the worker's progress was last seen to change.",
+     [](const RankStatus& rank) { return rank.idle_s; }},
     {"muster_worker_resident_memory_bytes", MetricType::kGauge, "Resident memory of the worker's process.",
-     &WorkerReading::resident_bytes},
+     [](const RankStatus& rank) { return rank.resident_bytes; }},
     {"muster_worker_cpu_seconds_total", MetricType::kCounter,
-     "User and system processor time of the worker's process.", &WorkerReading::cpu_seconds},
+     "User and system processor time of the worker's process.",
+     [](const RankStatus& rank) { return rank.cpu_s; }},
     {"muster_worker_threads", MetricType::kGauge, "Threads of the worker's process.",
-     &WorkerReading::threads},
+     [](const RankStatus& rank) { return rank.threads; }},
 };
 
 /// The labels of each of this node's workers.
@@ -118,8 +140,8 @@ std::string health_text(const Job& job, const AgentStatus& status, Instant now) 
   return out.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
 }
 
-void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status,
-                 std::span<const WorkerReading> readings, std::string_view version,
+void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, const NodeStatus& here,
+                 const std::optional<FoundStraggler>& straggler, std::string_view version,
                  std::optional<std::uint64_t> dropped_events) {
   put_job(out, job, status, version);
   put_counts(out, status);
@@ -144,55 +166,245 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status,
   }
   for (const WorkerMetric& metric : kWorkerMetrics) {
     out.family(metric.name, metric.type, metric.help);
-    for (std::size_t i = 0; i < names.size() && i < readings.size(); ++i)
-      if (const std::optional<double> known = readings[i].*metric.value)
+    for (std::size_t i = 0; i < names.size() && i < here.ranks.size(); ++i)
+      if (const std::optional<double> known = metric.value(here.ranks[i]))
         out.sample(*known, {{"rank", names[i].rank}, {"local_rank", names[i].local_rank}});
   }
+  if (!straggler) return;
+  const std::string rank = fmt::format("{}", straggler->found.rank);
+  out.family("muster_straggler_percent", MetricType::kGauge,
+             "The rank that the others wait for: how much longer than the median rank it works per step.");
+  out.sample(straggler->found.percent,
+             {{"rank", rank}, {"host", straggler->host}, {"phase", straggler->found.phase}});
+}
+
+std::string page_token(const auth::Secret& secret, std::string_view run_id) {
+  std::string out;
+  for (const std::uint8_t byte : secret.mac("status page", fmt::format("status page of {}", run_id)))
+    out += fmt::format("{:02x}", byte);
+  return out;
+}
+
+namespace {
+
+/// "host" of "host:80" and of "[::1]:80".
+std::string_view without_port(std::string_view host) {
+  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
+  return host.substr(0, host.find(':'));
+}
+
+std::string lower_case(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c | 0x20);
+  return out;
+}
+
+bool is_numeric(std::string_view host) {
+  boost::system::error_code error;
+  (void)boost::asio::ip::make_address(std::string(host), error);
+  return !error;
+}
+
+/// In time that does not depend on where they differ.
+bool equal(std::string_view a, std::string_view b) {
+  unsigned char difference = a.size() == b.size() ? 0 : 1;
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
+    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  return difference == 0;
+}
+
+/// The value of a cookie in "a=1; b=2".
+std::string_view cookie_value(std::string_view cookies, std::string_view name) {
+  for (const std::string_view each : split(cookies, ';')) {
+    const std::string_view pair = each.substr(std::min(each.find_first_not_of(' '), each.size()));
+    if (pair.starts_with(name) && pair.substr(name.size(), 1) == "=") return pair.substr(name.size() + 1);
+  }
+  return {};
+}
+
+net::StatusReply plain(int status, std::string text) {
+  return {.status = status, .type = kPlainText, .body = std::move(text)};
+}
+
+}  // namespace
+
+std::string page_html(std::string_view nonce) {
+  constexpr std::string_view kPlace = "{nonce}";
+  std::string out(kStatusPageHtml);
+  for (auto at = out.find(kPlace); at != std::string::npos; at = out.find(kPlace, at))
+    out.replace(at, kPlace.size(), nonce);
+  return out;
+}
+
+bool is_own_host(std::string_view host, std::string_view listening, std::span<const std::string> names) {
+  const std::string name = lower_case(without_port(host));
+  if (name == "localhost" || name == "127.0.0.1" || name == "::1") return true;
+  const std::string_view bound = without_port(listening);
+  if (is_numeric(name)) return bound == "0.0.0.0" || bound == "::" || name == bound;
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& own) { return !own.empty() && name == lower_case(own); });
 }
 
 StatusPage::StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job,
-                       const Telemetry& telemetry, std::string_view version)
-    : job_(job),
+                       const Telemetry& telemetry, StatusExchange& exchange, std::string_view version,
+                       std::string token)
+    : io_(io),
+      job_(job),
       telemetry_(telemetry),
+      exchange_(exchange),
       version_(version),
-      seen_(static_cast<std::size_t>(job.local_world_size)),
-      server_(io, std::move(listener), [this](std::string_view path) { return answer(path); }) {}
+      listening_(listener.address),
+      token_(std::move(token)),
+      names_{job.host, boost::asio::ip::host_name()},
+      began_s_(EventTime::now().wall_s),
+      timer_(io),
+      server_(io, std::move(listener),
+              [this](const net::StatusRequest& request) { return answer(request); }) {
+  names_.push_back(names_.back().substr(0, names_.back().find('.')));
+}
 
-std::optional<net::StatusReply> StatusPage::answer(std::string_view path) {
+std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& request) {
   const AgentStatus& status = telemetry_.status();
-  if (path == "/healthz") return net::StatusReply{.body = health_text(job_, status, SteadyClock::now())};
-  if (path != "/metrics") return std::nullopt;
-  std::vector<WorkerReading> readings;
-  readings.reserve(status.workers.size());
-  for (std::size_t i = 0; i < status.workers.size(); ++i)
-    readings.push_back(read(status.workers[i], seen_[i]));
+  if (request.path == "/healthz")
+    return net::StatusReply{.body = health_text(job_, status, SteadyClock::now())};
+  if (request.path == "/metrics")
+    return net::StatusReply{.type = MetricsText::kContentType, .body = metrics(), .fresh_for = kFresh};
+  if (auto refused = refusal(request)) return refused;
+  if (request.path == "/") return page(request);
+  if (request.path == "/api/log") return log(request);
+  if (request.path == "/api/status") {
+    exchange_.look();
+    if (exchange_.complete()) return net::StatusReply{.body = json()};
+    return net::StatusReply{.later = [this](std::function<void(net::StatusReply)> respond) {
+      waiting_.push_back({SteadyClock::now() + kFirstAnswer, std::move(respond)});
+      wait();
+    }};
+  }
+  if (request.path != "/api/events")
+    return plain(404, "there are /, /api/status, /api/events, /api/log, /healthz and /metrics\n");
+  return net::StatusReply{.type = "text/event-stream", .stream = [this](const net::StatusStream& stream) {
+                            exchange_.look();
+                            stream.send(fmt::format("data: {}\n\n", json()));
+                            streams_.push_back(stream);
+                            wait();
+                          }};
+}
+
+/// Nothing: the request may be answered.
+std::optional<net::StatusReply> StatusPage::refusal(const net::StatusRequest& request) const {
+  if (!is_own_host(request.host, listening_, names_))
+    return plain(403, fmt::format("the page is not served under this name; ask for it at {}\n", listening_));
+  if (!token_.empty()) {
+    const std::string asked = net::query_value(request.query, "token").value_or("");
+    constexpr std::string_view kBearer = "Bearer ";
+    const std::string_view bearer =
+        request.authorization.starts_with(kBearer) ? request.authorization.substr(kBearer.size()) : "";
+    if (!equal(asked, token_) && !equal(bearer, token_) &&
+        !equal(cookie_value(request.cookie, cookie_name()), token_))
+      return plain(401, "the page needs the token that muster printed with its address when it started\n");
+  }
+  const auto& place = telemetry_.status().assignment;
+  if (place && place->group_rank != 0)
+    return plain(404, fmt::format("this is node {}; node 0 serves the page of the job\n", place->group_rank));
+  return std::nullopt;
+}
+
+/// A host's cookies go to all of its ports.
+std::string StatusPage::cookie_name() const {
+  return fmt::format("muster_{}", listening_.substr(listening_.rfind(':') + 1));
+}
+
+net::StatusReply StatusPage::page(const net::StatusRequest& request) const {
+  const std::string nonce = auth::random_secret_text();
+  net::StatusReply out{.type = "text/html; charset=utf-8", .body = page_html(nonce)};
+  out.headers = {
+      {"Content-Security-Policy",
+       fmt::format("default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; "
+                   "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+                   nonce)},
+      {"Referrer-Policy", "no-referrer"},
+      {"X-Frame-Options", "DENY"}};
+  if (!token_.empty() && net::query_value(request.query, "token"))
+    out.headers.emplace_back("Set-Cookie",
+                             fmt::format("{}={}; Path=/; HttpOnly; SameSite=Strict", cookie_name(), token_));
+  return out;
+}
+
+net::StatusReply StatusPage::log(const net::StatusRequest& request) {
+  const auto number = [&](const char* name, int otherwise) {
+    const auto text = net::query_value(request.query, name);
+    return text ? parse_integer(name, *text, 0, 1 << 30) : Result<std::int64_t>(otherwise);
+  };
+  const auto rank = number("rank", -1);
+  const auto lines = number("lines", 200);
+  if (!rank || !lines || *rank < 0) return plain(400, "/api/log?rank=R&lines=N: two numbers\n");
+  const LogRequest asked{0, static_cast<std::int32_t>(*rank), static_cast<std::int32_t>(*lines),
+                         net::query_value(request.query, "stream").value_or("") == "stderr"};
+  return {.later = [this, asked](std::function<void(net::StatusReply)> respond) {
+    exchange_.read_log(asked, [respond = std::move(respond)](Result<std::string> text) {
+      if (text) return respond(plain(200, *std::move(text)));
+      const bool late = text.error().code == ErrorCode::kTimeout;
+      respond(plain(late                                        ? 504
+                    : text.error().code == ErrorCode::kNotFound ? 404
+                                                                : 503,
+                    text.error().message + '\n'));
+    });
+  }};
+}
+
+std::string StatusPage::metrics() {
   MetricsText out;
   std::optional<std::uint64_t> dropped;
   if (telemetry_.events() != nullptr) dropped = telemetry_.events()->dropped();
-  put_metrics(out, job_, status, readings, version_, dropped);
+  put_metrics(out, job_, telemetry_.status(), exchange_.look_here(), exchange_.straggler(), version_,
+              dropped);
   if (more_) more_(out);
   put_process_metrics(out);
-  return net::StatusReply{.type = MetricsText::kContentType, .body = out.take(), .fresh_for = kFresh};
+  return out.take();
 }
 
-WorkerReading StatusPage::read(const WorkerStatus& worker, Seen& seen) const {
-  WorkerReading out;
-  if (const auto usage =
-          worker.state == WorkerState::kRunning ? read_process_usage(worker.pid) : std::nullopt) {
-    out.resident_bytes = static_cast<double>(usage->resident_bytes);
-    out.cpu_seconds = usage->cpu_seconds;
-    out.threads = usage->threads;
-  }
-  const auto progress = read_progress(worker.progress);
-  if (!progress) return out;
-  if (const auto position = position_in(progress->text)) {
-    out.step = static_cast<double>(position->step);
-    out.epoch = static_cast<double>(position->epoch);
+std::string StatusPage::json(bool with_times) {
+  (void)exchange_.look_here();
+  return job_status_json(
+      {job_, telemetry_.status(), version_, began_s_, EventTime::now().wall_s, SteadyClock::now()},
+      exchange_.nodes(), with_times);
+}
+
+// Streams: all get the same, once a second at most.
+
+void StatusPage::wait() {
+  Instant next = SteadyClock::now() + (waiting_.empty() ? kTick : kFresh);
+  lifetime_.call_at(timer_, next, [this] { tick(); });
+}
+
+void StatusPage::tick() {
+  std::erase_if(streams_, [](const net::StatusStream& stream) { return !stream.is_open(); });
+  if (!streams_.empty()) {
+    exchange_.look();
+    if (std::string now = json(false); now != last_) {
+      last_ = std::move(now);
+      const std::string event = fmt::format("data: {}\n\n", json());
+      for (const net::StatusStream& stream : streams_) stream.send(event);
+    }
   }
   const Instant now = SteadyClock::now();
-  if (seen.pid != worker.pid || seen.mark != progress->mark) seen = {worker.pid, progress->mark, now};
-  out.progress_age_s = std::chrono::duration<double>(now - seen.at).count();
-  return out;
+  const bool complete = exchange_.complete();
+  const auto due = std::partition(waiting_.begin(), waiting_.end(),
+                                  [&](const Waiting& each) { return !complete && now < each.until; });
+  for (auto each = due; each != waiting_.end(); ++each) each->respond({.body = json()});
+  waiting_.erase(due, waiting_.end());
+  if (!streams_.empty() || !waiting_.empty()) wait();
+}
+
+void StatusPage::finish(Millis timeout) {
+  const std::string event = fmt::format("data: {}\n\nevent: end\ndata: \n\n", json());
+  for (const net::StatusStream& stream : streams_) {
+    stream.send(event);
+    stream.finish();
+  }
+  const Instant until = SteadyClock::now() + timeout;
+  while (server_.num_streams() > 0 && SteadyClock::now() < until) io_.run_one_for(until - SteadyClock::now());
 }
 
 }  // namespace muster::launcher

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// StatusPage: /healthz and /metrics of an agent (--metrics-addr), from its start to its end. Owned by main;
-// on the agent's loop: an answer says that the loop runs. Nothing is read before somebody asks; an answer
-// costs two small reads for each worker. Failure: of a request alone.
+// StatusPage: what an agent serves on --metrics-addr, from its start to its end: /healthz and /metrics of
+// this node, and on the first node the page of the whole job with its /api (StatusExchange knows the other
+// nodes). Who may see the page is decided here: a Host that is not this host's is refused, against DNS
+// rebinding, and with a secret whoever does not bring the token. Owned by main; on the agent's loop: an
+// answer says that the loop runs. Nothing is read before somebody asks. Failure: of a request alone. Source:
+// RFC 6265bis (SameSite), the Content-Security-Policy of the W3C.
 #pragma once
 
 #include <functional>
@@ -14,8 +17,11 @@
 
 #include "launcher/hardware/gpu_reading.h"
 #include "launcher/job/job.h"
+#include "launcher/telemetry/node_status.h"
+#include "launcher/telemetry/status_exchange.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/metrics_text.h"
+#include "rendezvous/protocol/auth.h"
 #include "rendezvous/status/status_server.h"
 
 namespace muster::launcher {
@@ -23,25 +29,32 @@ namespace muster::launcher {
 // What an agent answers to GET /healthz and GET /metrics, as text. Pure: status, readings and time in. Called
 // by StatusPage. The names are in launcher/reference.md.
 
-/// Of one running worker, as it is now; what is not known is left out.
-struct WorkerReading {
-  std::optional<double> resident_bytes, cpu_seconds, threads;
-  std::optional<double> epoch, step;     // the last it said of its progress
-  std::optional<double> progress_age_s;  // since then
-};
-
 /// One JSON object with a newline.
 [[nodiscard]] std::string health_text(const Job& job, const AgentStatus& status, Instant now);
 
-/// `readings`: by local rank. `dropped_events`: nothing: there are no events.
-void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status,
-                 std::span<const WorkerReading> readings, std::string_view version,
+/// `here`: of this node. `straggler`: of the job, where this node knows it. `dropped_events`: nothing: there
+/// are no events.
+void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, const NodeStatus& here,
+                 const std::optional<FoundStraggler>& straggler, std::string_view version,
                  std::optional<std::uint64_t> dropped_events);
+
+/// The token of the job's page: 64 hexadecimal digits.
+[[nodiscard]] std::string page_token(const auth::Secret& secret, std::string_view run_id);
+
+/// Whether `host`, of a request, is one by which a listener at `listening` (HOST:PORT) may be called: its
+/// address, a loopback one, or one of `names`; every numeric address where it listens on all of them. A page
+/// elsewhere that resolves its own name to this host is not let in.
+[[nodiscard]] bool is_own_host(std::string_view host, std::string_view listening,
+                               std::span<const std::string> names);
+
+/// The page, with `nonce` for its script and style.
+[[nodiscard]] std::string page_html(std::string_view nonce);
 
 class StatusPage {
  public:
+  /// All outlive this. `token`: empty: the page is open.
   StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job, const Telemetry& telemetry,
-             std::string_view version);
+             StatusExchange& exchange, std::string_view version, std::string token);
 
   /// What else is to be on /metrics: called for each answer, on the loop.
   void add_metrics(std::function<void(MetricsText&)> put) { more_ = std::move(put); }
@@ -49,26 +62,42 @@ class StatusPage {
   /// The last readings of this node's GPUs, by index; asked at most once a second, and only while somebody
   /// looks. It returns at once: a driver may not answer.
   using GpuReadings = std::function<std::vector<GpuReading>()>;
-  void set_gpu_readings(GpuReadings read) { gpu_readings_ = std::move(read); }
+  void set_gpu_readings(GpuReadings read) { exchange_.set_gpu_readings(std::move(read)); }
+
+  /// The agent has ended: whoever watches gets the last state. Runs the loop for that, `timeout` at most.
+  void finish(Millis timeout);
 
  private:
-  /// When a worker's progress was seen to change. The clock of a file in memory that a worker
-  /// has mapped does not tell.
-  struct Seen {
-    int pid = 0;
-    std::uint64_t mark = 0;
-    Instant at{};
+  struct Waiting {
+    Instant until{};
+    std::function<void(net::StatusReply)> respond;
   };
 
-  [[nodiscard]] std::optional<net::StatusReply> answer(std::string_view path);
-  [[nodiscard]] WorkerReading read(const WorkerStatus& worker, Seen& seen) const;
+  [[nodiscard]] std::optional<net::StatusReply> answer(const net::StatusRequest& request);
+  [[nodiscard]] std::optional<net::StatusReply> refusal(const net::StatusRequest& request) const;
+  [[nodiscard]] std::string metrics();
+  [[nodiscard]] net::StatusReply log(const net::StatusRequest& request);
+  [[nodiscard]] net::StatusReply page(const net::StatusRequest& request) const;
+  [[nodiscard]] std::string json(bool with_times = true);
+  [[nodiscard]] std::string cookie_name() const;
+  void wait();
+  void tick();
 
+  boost::asio::io_context& io_;
   const Job& job_;
   const Telemetry& telemetry_;
+  StatusExchange& exchange_;
   std::string_view version_;
+  std::string listening_;  // HOST:PORT
+  std::string token_;
+  std::vector<std::string> names_;  // of this host
+  double began_s_ = 0;
+  std::vector<net::StatusStream> streams_;
+  std::string last_;              // that they got, without times
+  std::vector<Waiting> waiting_;  // for the other nodes' first status
+  LoopTimer timer_;
+  Lifetime lifetime_;
   std::function<void(MetricsText&)> more_;
-  GpuReadings gpu_readings_;  // nothing: no GPU is read
-  std::vector<Seen> seen_;    // by local rank
   net::StatusServer server_;
 };
 

@@ -32,6 +32,32 @@ WorkerState state_after(const WorkerOutcome& outcome) {
   return is_failure(outcome) || !outcome.hang.empty() ? WorkerState::kFailed : WorkerState::kStopped;
 }
 
+/// For people.
+std::string event_text(std::string_view event, const Json& fields) {
+  const auto text = [&](const char* name) {
+    const auto found = fields.find(name);
+    if (found == fields.end()) return std::string();
+    return found->is_string() ? found->get<std::string>() : found->dump();
+  };
+  if (event == "start") return text("program");
+  if (event == "joined")
+    return fmt::format("{} of {} ranks, from rank {}; {} nodes", text("local_world_size"), text("world_size"),
+                       text("base_rank"), text("nodes"));
+  if (event == "running")
+    return fields.contains("restart_seconds") ? fmt::format("again after {} s", text("restart_seconds"))
+                                              : std::string();
+  if (event == "worker_ended") {
+    const std::string how = fields.contains("signal")      ? "killed by " + text("signal")
+                            : fields.contains("exit_code") ? "exited with code " + text("exit_code")
+                                                           : text("result");
+    return text("error").empty() ? how : how + ": " + text("error");
+  }
+  if (event == "generation_over") return text("next") + (text("text").empty() ? "" : ": " + text("text"));
+  if (event == "stop") return text("signal");
+  if (event == "end") return "exit status " + text("exit_status");
+  return text("text");
+}
+
 }  // namespace
 
 std::string agent_start_text(std::string_view host, std::span<const AgentPhase> phases) {
@@ -60,7 +86,22 @@ void Telemetry::enter(AgentState state) {
   status_.since = SteadyClock::now();
 }
 
+/// Thousands of workers that end well are no news.
+void Telemetry::keep(std::string_view event, const Json& fields) {
+  const std::string result = event == "worker_ended" ? fields.value("result", "") : std::string();
+  if (event == "agent_timeline" || result == "succeeded" || result == "stopped") return;
+  const std::int64_t number = status_.events.empty() ? 1 : status_.events.back().number + 1;
+  int rank = -1;
+  if (const auto found = fields.find(event == "generation_over" ? "failed_rank" : "rank");
+      found != fields.end())
+    rank = found->get<int>();
+  status_.events.push_back(
+      {number, EventTime::now().wall_s, std::string(event), rank, event_text(event, fields)});
+  if (status_.events.size() > kMostEvents) status_.events.pop_front();
+}
+
 void Telemetry::write(std::string_view event, const Json& fields) {
+  keep(event, fields);
   if (events_ == nullptr) return;
   const auto put = [this](std::string_view what, const Json& of) {
     events_->write(event_line(what, job_, status_.assignment, EventTime::now(), of), log_);
@@ -114,7 +155,11 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   const Instant now = SteadyClock::now();
   std::string lines;  // written at once: on a network file system each write is a round trip
   for (int local_rank = 0; local_rank < job_.local_world_size; ++local_rank) {
-    worker(local_rank) = {WorkerState::kRunning, group.pid(local_rank), directory.progress_file(local_rank),
+    worker(local_rank) = {WorkerState::kRunning,
+                          group.pid(local_rank),
+                          directory.progress_file(local_rank),
+                          directory.file(local_rank, "stdout.log"),
+                          directory.file(local_rank, "stderr.log"),
                           now};
     ++status_.starts;
     if (events_ != nullptr)
@@ -186,6 +231,10 @@ void Telemetry::hung(int local_rank, std::string_view text) {
         {{"rank", status_.assignment->base_rank + local_rank}, {"local_rank", local_rank}, {"text", text}});
 }
 
+void Telemetry::reported_failure(std::string_view report) {
+  failure_report_ = report;
+}
+
 void Telemetry::stopping(int signal) {
   if (!ending_since_) ending_since_ = SteadyClock::now();
   enter(AgentState::kStopping);
@@ -206,6 +255,7 @@ void Telemetry::attempt_over(const Result<FailureNotice>& notice) {
     out["text"] = notice.error().message;
   } else if (!succeeded) {
     out["text"] = notice->text;
+    status_.failure = Announcement{notice->text, std::exchange(failure_report_, {})};
     if (notice->rank >= 0) out["failed_rank"] = notice->rank;
     if (notice->node_rank >= 0) out["failed_node"] = notice->node_rank;
     out["exit_code"] = notice->exit_code;

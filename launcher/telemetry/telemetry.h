@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <optional>
 #include <span>
@@ -51,7 +52,24 @@ struct WorkerStatus {
   WorkerState state = WorkerState::kWaiting;
   int pid = 0;           // 0: was not started
   std::string progress;  // the file with its progress
+  std::string out, err;  // its log files; they are there with -r or -t
   Instant started{};
+};
+
+/// What happened on a node, for the status page. A value that nodes send each other.
+struct JobEvent {
+  std::int64_t number = 0;  // of this agent, from 1
+  double time_s = 0;        // since the epoch
+  std::string event;        // as in --events
+  std::int32_t rank = -1;
+  std::string text;
+};
+inline constexpr std::size_t kMostEvents = 200;  // are kept
+
+/// A failure or a hang, as it was announced.
+struct Announcement {
+  std::string text;    // one line
+  std::string report;  // what was printed; may be empty
 };
 
 /// What an agent knows of its job at one moment: kept by Telemetry, read by StatusPage for /healthz and
@@ -65,9 +83,11 @@ struct AgentStatus {
   std::uint64_t starts = 0;                                  // of workers
   std::array<std::uint64_t, kCauseNames.size()> failures{};  // of workers, by class
   std::uint64_t hangs = 0;
-  DurationSum rendezvous;         // from its beginning until this node has its place
-  std::vector<AgentPhase> start;  // of the present or last one
-  DurationSum restarts;           // from the first sign of an attempt's end until all run again
+  DurationSum rendezvous;                     // from its beginning until this node has its place
+  std::vector<AgentPhase> start;              // of the present or last one
+  std::deque<JobEvent> events;                // the last ones
+  std::optional<Announcement> failure, hang;  // the last of each
+  DurationSum restarts;                       // from the first sign of an attempt's end until all run again
 };
 
 class Telemetry {
@@ -92,6 +112,11 @@ class Telemetry {
   void not_started(const WorkerGroup::StartFailure& failure);
   void worker_ended(const WorkerOutcome& outcome);
   void hung(int local_rank, std::string_view line);
+  /// The report of a failure or of a hang, as it was printed.
+  void reported_failure(std::string_view report);
+  void reported_hang(std::string line, std::string report) {
+    status_.hang = Announcement{std::move(line), std::move(report)};
+  }
   /// The attempt is to end; `signal`: what the workers get for it now, 0: nothing.
   void stopping(int signal);
   /// What follows the attempt.
@@ -104,6 +129,7 @@ class Telemetry {
  private:
   void enter(AgentState state);
   void write(std::string_view event, const nlohmann::ordered_json& fields);
+  void keep(std::string_view event, const nlohmann::ordered_json& fields);
   void report_start();
   [[nodiscard]] WorkerStatus& worker(int local_rank) {
     return status_.workers[static_cast<std::size_t>(local_rank)];
@@ -113,6 +139,7 @@ class Telemetry {
   const Log& log_;
   EventLog* events_;
   AgentStatus status_;
+  std::string failure_report_;  // of the attempt that ends
   Instant rendezvous_since_{};
   Instant starting_since_{};
   std::function<void(std::string_view)> timeline_;

@@ -746,9 +746,8 @@ std::vector<control::Message> Jobs::answer(const control::Query& question,
   }
   if (one != jobs_.end() && may_see(question.job)) {
     out.emplace_back(describe_job(one->second, now));
-    const auto address_of = [this](ConnectionId id) { return clients_.at(id).address; };
-    std::vector<control::Message> nodes =
-        describe_nodes(one->second, question.from_number, now, address_of, over);
+    std::vector<control::Message> nodes = describe_nodes(
+        one->second, question.from_number, now, [this](ConnectionId id) { return address_of(id); }, over);
     std::move(nodes.begin(), nodes.end(), std::back_inserter(out));
     return out;
   }

@@ -128,6 +128,11 @@ class Jobs {
 
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
   [[nodiscard]] const KeyMap<Job>& all() const { return jobs_; }
+  /// The host of a connection as seen from here; empty: there is no such connection.
+  [[nodiscard]] std::string address_of(ConnectionId id) const {
+    const auto client = clients_.find(id);
+    return client == clients_.end() ? std::string() : client->second.address;
+  }
   /// nullptr: unknown.
   [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
   [[nodiscard]] bool has_joined(ConnectionId id) const;

@@ -3,6 +3,7 @@
 // cannot serve, 2 wrong arguments.
 #include <fcntl.h>
 #include <functional>
+#include <optional>
 #include <signal.h>
 #include <string>
 #include <unistd.h>
@@ -40,13 +41,22 @@ Result<void> read_credentials(const MusterdOptions& options, const Environment& 
   return {};
 }
 
+/// The page of the jobs is for whoever knows the secret of those that have none of their own.
+void protect_page(const net::ControlServerOptions& credentials, std::optional<net::PageAccess>& page) {
+  if (page) page->set_token(credentials.secret ? net::page_token(*credentials.secret, "jobs of musterd") : "");
+}
+
 void reload_credentials(const MusterdOptions& options, const Environment& environment,
-                        net::ControlServer& server, const Log& log) {
+                        net::ControlServer& server, net::ControlServerOptions& control,
+                        std::optional<net::PageAccess>& page, const Log& log) {
   net::ControlServerOptions fresh;
   if (const auto read = read_credentials(options, environment, fresh); !read)
     return log.error(
         fmt::format("SIGHUP: {}; secrets and certificates are as they were", read.error().message));
   server.set_credentials(fresh);
+  control.secret = fresh.secret;
+  control.job_secrets = fresh.job_secrets;
+  protect_page(control, page);
   log.info(fmt::format("SIGHUP: secrets and certificates were read again{}",
                        fresh.job_secrets
                            ? fmt::format("; {} jobs have a secret of their own", fresh.job_secrets->size())
@@ -91,6 +101,7 @@ int serve(const MusterdOptions& options) {
     return complain(read.error().message);
   int exit_code = 0;
   std::unique_ptr<net::RendezvousServer> server;
+  std::optional<net::PageAccess> page;
   std::unique_ptr<net::StatusServer> status;
   const auto stop = [&] {
     signals.cancel();
@@ -122,9 +133,17 @@ int serve(const MusterdOptions& options) {
       return listener.error().code == ErrorCode::kInvalidArgument ? 2 : 1;
     }
     log.info(fmt::format("metrics at http://{}/metrics", listener->address));
+    page.emplace(listener->address);
+    protect_page(server_options.control, page);
+    log.info(fmt::format("jobs at {}", page->url()));
+    const auto& secrets = server_options.control.job_secrets;
     status = std::make_unique<net::StatusServer>(
-        loop, *std::move(listener), [&server, state = server_options.state.get()](std::string_view path) {
-          return net::daemon_status(path, *server, state, MUSTER_VERSION);
+        loop, *std::move(listener),
+        [&server, &page, &secrets,
+         state = server_options.state.get()](const net::StatusRequest& request) {
+          return net::daemon_status(
+              request, *server, state, MUSTER_VERSION, *page,
+              [&secrets](std::string_view job) { return !secrets || secrets->find(job) == nullptr; });
         });
   }
   if (!options.port_file.empty()) {
@@ -143,7 +162,7 @@ int serve(const MusterdOptions& options) {
   const std::function<void()> wait_hang_up = [&] {
     hang_up.async_wait([&](const boost::system::error_code& error, int) {
       if (error) return;
-      reload_credentials(options, environment, server->coordinator(), log);
+      reload_credentials(options, environment, server->coordinator(), server_options.control, page, log);
       wait_hang_up();
     });
   };

@@ -102,8 +102,11 @@ void put_state_log(MetricsText& out, const StateLog& log) {
 
 }  // namespace
 
-std::optional<StatusReply> daemon_status(std::string_view path, RendezvousServer& server,
-                                         const StateLog* state, std::string_view version) {
+std::optional<StatusReply> daemon_status(const StatusRequest& request, RendezvousServer& server,
+                                         const StateLog* state, std::string_view version,
+                                         const PageAccess& access, const MaySee& may_see) {
+  const std::string_view path = request.path;
+  const Jobs& jobs = server.coordinator().jobs();
   const bool stalled = state != nullptr && !state->problem().empty();
   if (path == "/healthz") {
     const auto agents = server.coordinator().stats();
@@ -114,6 +117,11 @@ std::optional<StatusReply> daemon_status(std::string_view path, RendezvousServer
             stalled ? "stalled" : "ok", agents.num_jobs, agents.num_open, server.store().stats().num_open,
             stalled ? ",\"reason\":\"the state log cannot be written; is its disk full?\"" : "")};
   }
+  if (path == "/" || path == "/sd") {
+    if (auto refused = access.refusal(request)) return refused;
+    if (path == "/sd") return StatusReply{.body = service_discovery(jobs, may_see)};
+    return access.page(request, jobs_page(jobs, may_see, version, SteadyClock::now()));
+  }
   if (path != "/metrics") return std::nullopt;
   MetricsText out;
   out.family("musterd_info", MetricType::kGauge, "1; what this is.");
@@ -123,7 +131,7 @@ std::optional<StatusReply> daemon_status(std::string_view path, RendezvousServer
   put_store(out, store);
   put_agents(out, agents);
   put_refusals(out, store.rejections, agents.rejections);
-  put_jobs(out, server.coordinator().jobs());
+  put_jobs(out, jobs);
   if (state != nullptr) put_state_log(out, *state);
   put_process_metrics(out);
   return StatusReply{.type = MetricsText::kContentType, .body = out.take(), .fresh_for = kFresh};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/status/status_server.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/empty_body.hpp>
@@ -22,6 +24,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/acceptor.h"
 
 namespace muster::net {
@@ -35,38 +38,102 @@ using Descriptor = asio::posix::stream_descriptor;
 using Response = http::response<http::string_body>;
 
 constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+constexpr std::string_view kPlainText = "text/plain; charset=utf-8";
 constexpr std::size_t kMaxHeadBytes = 8192;
 // After the answer: a close with something unread would be a reset, which may overtake the answer.
 constexpr Millis kDrainTimeout{1'000};
 
-struct Connection {
-  Connection(asio::io_context& loop, UniqueFd fd) : stream(loop) {
+}  // namespace
+
+struct StatusStream::Connection {
+  Connection(asio::io_context& loop, UniqueFd fd) : stream(loop), wake(loop) {
     error_code ignored;
     stream.socket().assign(asio::ip::tcp::v4(), fd.get(), ignored);
     if (!ignored) (void)fd.release();
   }
+  void close() {
+    stream.close();
+    wake.cancel();
+  }
 
   beast::tcp_stream stream;
   bool replying = false;
+  bool streaming = false;
+  bool finished = false;  // the owner of the stream has no more
+  std::string pending;    // of the stream
+  std::optional<StatusReply> late;
+  LoopTimer wake;  // cancelled: one of the three above has changed, or the connection is closed
 };
+
+bool StatusStream::is_open() const {
+  const auto connection = connection_.lock();
+  return connection && connection->stream.socket().is_open();
+}
+
+void StatusStream::send(std::string bytes) const {
+  const auto connection = connection_.lock();
+  if (!connection) return;
+  connection->pending = std::move(bytes);
+  connection->wake.cancel();
+}
+
+void StatusStream::finish() const {
+  const auto connection = connection_.lock();
+  if (!connection) return;
+  connection->finished = true;
+  connection->wake.cancel();
+}
+
+std::optional<std::string> query_value(std::string_view query, std::string_view name) {
+  const auto digit = [](char c) {
+    return c >= '0' && c <= '9'                     ? c - '0'
+           : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10
+                                                    : -1;
+  };
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), pair.size() + 1));
+    if (!pair.starts_with(name) || pair.substr(name.size(), 1) != "=") continue;
+    const std::string_view value = pair.substr(name.size() + 1);
+    std::string out;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const bool coded =
+          value[i] == '%' && i + 2 < value.size() && digit(value[i + 1]) >= 0 && digit(value[i + 2]) >= 0;
+      out += coded             ? static_cast<char>(digit(value[i + 1]) * 16 + digit(value[i + 2]))
+             : value[i] == '+' ? ' '
+                               : value[i];
+      if (coded) i += 2;
+    }
+    return out;
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+using Connection = StatusStream::Connection;
 
 Response response_of(const StatusReply& reply) {
   Response out(static_cast<http::status>(reply.status), 11);
   out.set(http::field::content_type, {reply.type.data(), reply.type.size()});
+  for (const auto& [name, value] : reply.headers) out.set(name, value);
+  out.set(http::field::cache_control, "no-store");
+  out.set("X-Content-Type-Options", "nosniff");  // else a browser may take a name in it for markup
+  out.keep_alive(false);
   out.body() = reply.body;
   out.prepare_payload();
   return out;
 }
 
-Response plain(http::status status, std::string text) {
-  return response_of({static_cast<int>(status), "text/plain; charset=utf-8", std::move(text)});
+StatusReply plain(http::status status, std::string text) {
+  return {.status = static_cast<int>(status), .type = kPlainText, .body = std::move(text)};
 }
 
 }  // namespace
 
 class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(asio::io_context& loop, Listener listener, Answer answer, const StatusServerOptions& options)
+  Impl(asio::io_context& loop, Listener listener, RequestAnswer answer, const StatusServerOptions& options)
       : loop_(loop),
         options_(options),
         answer_(std::move(answer)),
@@ -84,9 +151,14 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     });
   }
 
+  [[nodiscard]] std::size_t count_streams() const {
+    return static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(),
+                                                  [](const auto& entry) { return entry.second->streaming; }));
+  }
+
   void stop() {
     if (std::exchange(stopped_, true)) return;
-    for (const auto& [id, connection] : connections_) connection->stream.close();
+    for (const auto& [id, connection] : connections_) connection->close();
     (void)ready_.release();
     acceptor_.close();
   }
@@ -109,7 +181,7 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
   bool drop_one() {
     for (const auto& [id, connection] : connections_) {
       if (connection->replying) continue;
-      connection->stream.close();
+      connection->close();
       return connections_.erase(id) > 0;
     }
     return false;
@@ -131,10 +203,30 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     }
     if (stopped_ || !stream.socket().is_open() || error == http::error::end_of_stream) co_return;
     connection->replying = true;
-    auto response = response_to(request, error);
-    response.set(http::field::cache_control, "no-store");
-    response.set("X-Content-Type-Options", "nosniff");  // else a browser may take a name in it for markup
-    response.keep_alive(false);
+    StatusReply reply = reply_to(request, error);
+    if (reply.later) {
+      // It is kept by the connection: the caller may answer at once, or when nobody waits any more.
+      const std::weak_ptr<Connection> weak = connection;
+      std::exchange(reply.later, nullptr)([weak](StatusReply late) {
+        const auto there = weak.lock();
+        if (!there) return;
+        there->late = std::move(late);
+        there->wake.cancel();
+      });
+      connection->wake.expires_after(options_.reply_timeout);
+      if (!connection->late) co_await connection->wake.async_wait(kTuple);
+      if (stopped_ || !stream.socket().is_open()) co_return;
+      reply = connection->late ? std::move(*connection->late)
+                               : plain(http::status::gateway_timeout, "no answer came in time\n");
+    }
+    if (reply.stream && count_streams() >= options_.max_streams)
+      reply = plain(http::status::service_unavailable, "too many streams are open\n");
+    if (reply.stream) {
+      co_await serve_stream(connection, reply);
+      co_return;
+    }
+    auto response = response_of(reply);
+    if (request.is_header_done() && request.get().method() == http::verb::head) response.body().clear();
     stream.expires_after(options_.reply_timeout);
     // Of a peer that does not read: else the kernel would go on offering it the rest.
     error_code ignored;
@@ -149,39 +241,85 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
     while (!error) std::tie(error, num_bytes) = co_await stream.async_read_some(asio::buffer(rest), kTuple);
   }
 
-  Response response_to(const http::request_parser<http::empty_body>& request, const error_code& error) {
+  // Without a length: the connection's end is its end.
+  asio::awaitable<void> serve_stream(ConnectionPtr connection, const StatusReply& reply) {
+    beast::tcp_stream& stream = connection->stream;
+    connection->streaming = true;
+    http::response<http::empty_body> head(response_of(reply).base());
+    head.erase(http::field::content_length);
+    http::response_serializer<http::empty_body> serializer(head);
+    stream.expires_after(options_.reply_timeout);
+    auto [error, size] = co_await http::async_write_header(stream, serializer, kTuple);
+    if (error) co_return;
+    asio::co_spawn(loop_, watch_end(connection), [](const std::exception_ptr&) {});
+    reply.stream(StatusStream(connection));
+    while (!error && stream.socket().is_open()) {
+      if (connection->pending.empty()) {
+        if (connection->finished) break;
+        connection->wake.expires_at(Instant::max());
+        co_await connection->wake.async_wait(kTuple);
+        continue;
+      }
+      const std::string bytes = std::exchange(connection->pending, {});
+      stream.expires_after(options_.reply_timeout);
+      std::tie(error, size) = co_await asio::async_write(stream, asio::buffer(bytes), kTuple);
+    }
+    error_code ignored;
+    stream.socket().shutdown(asio::socket_base::shutdown_send, ignored);
+    connection->close();
+  }
+
+  // Who reads a stream sends nothing: what comes is its end.
+  static asio::awaitable<void> watch_end(ConnectionPtr connection) {
+    std::array<char, 512> rest;
+    error_code error;
+    std::size_t size = 0;
+    while (!error)
+      std::tie(error, size) =
+          co_await connection->stream.socket().async_read_some(asio::buffer(rest), kTuple);
+    connection->close();
+  }
+
+  StatusReply reply_to(const http::request_parser<http::empty_body>& request, const error_code& error) {
     if (!request.is_header_done() &&
         (!error || error == http::error::header_limit || error == http::error::buffer_overflow))
       return plain(http::status::request_header_fields_too_large,
                    fmt::format("the header is longer than {} bytes\n", kMaxHeadBytes));
     if (!request.is_header_done())
       return plain(http::status::bad_request, fmt::format("not an HTTP request: {}\n", error.message()));
-    const http::verb verb = request.get().method();
-    if (verb != http::verb::get && verb != http::verb::head) {
-      Response out = plain(http::status::method_not_allowed, "GET and HEAD only\n");
-      out.set(http::field::allow, "GET, HEAD");
+    const auto& head = request.get();
+    if (head.method() != http::verb::get && head.method() != http::verb::head) {
+      StatusReply out = plain(http::status::method_not_allowed, "GET and HEAD only\n");
+      out.headers.emplace_back("Allow", "GET, HEAD");
       return out;
     }
-    const std::string_view target(request.get().target().data(), request.get().target().size());
-    Response out = page(std::string(target.substr(0, target.find('?'))));
-    if (verb == http::verb::head) out.body().clear();
-    return out;
+    const auto text = [](const auto& field) { return std::string_view(field.data(), field.size()); };
+    const std::string_view target = text(head.target());
+    StatusRequest out{target.substr(0, target.find('?')),
+                      {},
+                      text(head[http::field::host]),
+                      text(head[http::field::authorization]),
+                      text(head[http::field::cookie])};
+    if (out.path.size() < target.size()) out.query = target.substr(out.path.size() + 1);
+    return page(out, head.method() == http::verb::head);
   }
 
-  Response page(const std::string& path) {
+  StatusReply page(const StatusRequest& request, bool head_only) {
     const Instant now = SteadyClock::now();
+    const std::string path(request.path);
     if (const auto kept = kept_.find(path); kept != kept_.end() && now < kept->second.first)
-      return response_of(kept->second.second);
-    const auto reply = answer_(path);
+      return kept->second.second;
+    auto reply = answer_(request);
     if (!reply) return plain(http::status::not_found, "there are /healthz and /metrics\n");
+    if (head_only) reply->stream = nullptr;
     // Only paths that exist: requests from outside add no entries.
     if (reply->fresh_for.count() > 0) kept_[path] = {now + reply->fresh_for, *reply};
-    return response_of(*reply);
+    return *std::move(reply);
   }
 
   asio::io_context& loop_;
   StatusServerOptions options_;
-  Answer answer_;
+  RequestAnswer answer_;
   Acceptor acceptor_;
   Descriptor ready_;                         // the Acceptor's, until stop()
   std::map<Id, ConnectionPtr> connections_;  // the oldest first
@@ -190,10 +328,14 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
   bool stopped_ = false;
 };
 
-StatusServer::StatusServer(boost::asio::io_context& loop, Listener listener, Answer answer,
+StatusServer::StatusServer(boost::asio::io_context& loop, Listener listener, RequestAnswer answer,
                            const StatusServerOptions& options)
     : impl_(std::make_shared<Impl>(loop, std::move(listener), std::move(answer), options)) {
   impl_->wait_accept();
+}
+
+std::size_t StatusServer::num_streams() const {
+  return impl_->count_streams();
 }
 
 StatusServer::~StatusServer() {

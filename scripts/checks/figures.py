@@ -1,5 +1,5 @@
-# The generated parts of README.md: the picture of the folders, from the table of include_layers, and the measured figures,
-# from the files under tests/bench/results/. scripts/format rewrites them, scripts/lint compares.
+# The generated parts of documents: README.md's measured figures, from the files under tests/bench/results/, and
+# CONTRIBUTING.md's picture of the folders, from the table of include_layers. scripts/format rewrites them, scripts/lint compares.
 # SPDX-License-Identifier: Apache-2.0
 import json
 import re
@@ -76,24 +76,28 @@ def _figures():
         part() for part in (_launch, _deaths, _store, _gathering))
 
 
-PARTS = {"picture": lambda: f"```mermaid\n{include_layers.picture()}```\n", "figures": _figures}
+FILES = {"README.md": {"figures": _figures}, ".github/CONTRIBUTING.md": {"picture": lambda: f"```mermaid\n{include_layers.picture()}```\n"}}
 
 
-def rewritten(text):
-    return _PART.sub(lambda match: match[1] + PARTS[match[2]]() + match[3] if match[2] in PARTS else match[0], text)
+def rewritten(name, text):
+    parts = FILES[name]
+    return _PART.sub(lambda match: match[1] + parts[match[2]]() + match[3] if match[2] in parts else match[0], text)
 
 
 def rewrite():
-    path = source_tree.ROOT / "README.md"
-    path.write_text(rewritten(path.read_text()))
+    for name in FILES:
+        path = source_tree.ROOT / name
+        path.write_text(rewritten(name, path.read_text()))
 
 
 def run():
-    text = source_tree.text("README.md")
-    found = {match[2] for match in _PART.finditer(text)}
-    problems = [f"README.md: the generated part '{name}' is missing" for name in PARTS if name not in found]
-    if rewritten(text) != text:
-        problems.append("README.md: the picture or the figures are not those of the code and of tests/bench/results; run scripts/format")
-    if (lines := text.count("\n")) > 200:
+    problems = []
+    for name, parts in FILES.items():
+        text = source_tree.text(name)
+        found = {match[2] for match in _PART.finditer(text)}
+        problems += [f"{name}: the generated part '{part}' is missing" for part in parts if part not in found]
+        if rewritten(name, text) != text:
+            problems.append(f"{name}: the picture or the figures are not those of the code and of tests/bench/results; run scripts/format")
+    if (lines := source_tree.text("README.md").count("\n")) > 200:
         problems.append(f"README.md: {lines} lines, at most 200 are read")
     return problems

@@ -6,12 +6,12 @@ from . import source_tree
 
 # Every folder of the product, from the top down: (folder, what it may include besides the ground, why it stands there). It
 # includes folders that stand lower only, so there is no cycle; an allowance that nothing uses is an error. The picture in
-# README.md is drawn from this table by scripts/format.
+# .github/CONTRIBUTING.md is drawn from this table by scripts/format.
 GROUND = ("rendezvous/include", "rendezvous/base")
 FOLDERS = [
     ("launcher/main", "agent checks cli doctor hardware join network output plan process report telemetry",
      "muster: from argv to an agent and its exit status"),
-    ("launcher/ctl", "hardware job plan process progress report text rendezvous/agent_client rendezvous/net rendezvous/status",
+    ("launcher/ctl", "hardware job plan process progress report telemetry text rendezvous/agent_client rendezvous/net rendezvous/status",
      "musterctl: talks to agents and musterd, is none itself"),
     ("launcher/agent", "hang job join output process progress report telemetry rendezvous/net",
      "the loop that ties the folders together: calls policies, contains none"),
@@ -36,7 +36,7 @@ FOLDERS = [
     ("launcher/hardware", "text", "GPUs, CPUs, network adapters, and who gets which"),
     ("launcher/text", "", "texts that several folders write alike"),
     ("rendezvous/musterd", "protocol server status wal", "musterd: options and main"),
-    ("rendezvous/status", "net server wal", "/metrics and /healthz"),
+    ("rendezvous/status", "coordinator net protocol server wal", "/metrics, /healthz, and the page of a musterd"),
     ("rendezvous/etcd", "agent_client coordinator net protocol server wal", "a coordinator whose state is in etcd"),
     ("rendezvous/agent_client", "coordinator net protocol", "the agent's side of the connection to its coordinator"),
     ("rendezvous/server", "coordinator net protocol proxy store wal", "the sockets of store and coordinator"),
@@ -98,6 +98,7 @@ LIBRARIES = [
      "CUDA is found, never required: its headers stay in the device files"),
     ("NCCL", r"nccl", r"worker_runtime/groups/nccl/|tests/(unit/cuda|gpu|bench)/",
      "NCCL is loaded at run time by worker_runtime/groups/nccl"),
+    ("ncurses", r"n?curses", r"launcher/ctl/top_screen\.cc$|tests/", "ncurses is what musterctl top draws with, and nothing else links it"),
     ("hwloc", r"hwloc", r"launcher/hardware/|tests/", "hwloc is the launcher's library"),
     ("oneDNN", r"(dnnl|oneapi/)", r"worker_runtime/ops/|tests/", "oneDNN computes operations on the CPU"),
 ]

@@ -57,8 +57,9 @@ def best_workers(torch, root, batch):
 
 
 def loading(ours, torch, root, options):
-    workers, tried = best_workers(torch, root, options.batch_size)
-    print("PyTorch by workers: " + ", ".join(f"{count}: {rate:.0f} images/s" for count, rate in tried.items()))
+    workers, tried = best_workers(torch, root, options.batch_size) if options.torch_workers is None else (options.torch_workers, {})
+    if tried:
+        print("PyTorch by workers: " + ", ".join(f"{count}: {rate:.0f} images/s" for count, rate in tried.items()))
     sides = {"exact": Side([ours, "serve", root, str(options.workers), str(options.batch_size), "exact"]),
              "scaled": Side([ours, "serve", root, str(options.workers), str(options.batch_size), "scaled"]),
              "torch": Side(torch(root, workers, options.batch_size))}
@@ -112,7 +113,8 @@ def main(arguments):
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=2, help="muster's threads; PyTorch gets the number that is its best")
+    parser.add_argument("--workers", type=int, default=2, help="muster's threads")
+    parser.add_argument("--torch-workers", type=int, help="PyTorch's processes [the number that is its best]")
     parser.add_argument("--batches", type=int, default=20000, help="without work")
     parser.add_argument("--files", type=int, default=100000, help="of the folder that is listed")
     parser.add_argument("--save", action="store_true", help="write tests/bench/results/data.json")

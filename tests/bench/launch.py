@@ -88,6 +88,7 @@ def main(arguments):
     parser.add_argument("--nodes", type=numbers, default=[1, 8, 64])
     parser.add_argument("--ranks", type=int, default=2, help="on each node, where there are several")
     parser.add_argument("--tools", help="of hydra, open_mpi, slurm, torchrun; all that are installed")
+    parser.add_argument("--slow-nodes", type=int, default=8, help="mpirun, srun and torchrun on at most so many nodes")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--save", action="store_true", help="write tests/bench/results/launch.json")
     options = parser.parse_args(arguments)
@@ -98,6 +99,9 @@ def main(arguments):
     contests += [("nodes", nodes, options.ranks) for nodes in options.nodes if "nodes" in parts]
     if contests:
         with Tools(options.tools.split(",") if options.tools is not None else None) as tools:
+            for tool in tools.known:
+                if tool.rounds is not None:
+                    tool.most_nodes = min(tool.most_nodes, options.slow_nodes)
             for group, nodes, ranks in contests:
                 shown = Contest(tools, nodes, ranks, options.rounds).show()
                 result.setdefault(group, {})[str(ranks if group == "sizes" else nodes)] = shown

@@ -113,7 +113,7 @@ def save(name, result):
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
-    print(f"saved {path.relative_to(ROOT)}")
+    print(f"saved {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
 
 
 def has_gpu():

@@ -176,7 +176,7 @@ def main(arguments):
     parser.add_argument("--operations", type=words, default=OPERATIONS)
     parser.add_argument("--connections", type=lambda text: [int(n) for n in words(text)], default=[1, 8, 32, 256])
     parser.add_argument("--idle", type=int, default=4000, help="connections that say nothing in a last table; 0: no such table")
-    parser.add_argument("--in-flight", type=int, default=16, help="requests that a client sends before it waits, in a table of its own")
+    parser.add_argument("--in-flight", type=int, default=16, help="requests that a client sends before it waits, in a table of its own; 1: no such table")
     parser.add_argument("--servers", type=words, help="names, as printed [all that are installed]")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one run")
@@ -193,7 +193,8 @@ def main(arguments):
         # A job of many workers: most wait, a few speak.
         crowd = measure_loads(servers, options, ["get"], options.idle) if options.idle else {}
         # As redis-benchmark -P: the kernel's part of an operation, which is the same for all, gets small.
-        crammed = measure_loads(servers, options, [o for o in options.operations if o in ("set", "get", "add")], 0, options.in_flight)
+        several = [o for o in options.operations if o in ("set", "get", "add")] if options.in_flight > 1 else []
+        crammed = measure_loads(servers, options, several, 0, options.in_flight)
         costs = {} if options.no_costs else measure_costs(servers, options)
     if options.save:
         measure.save("store", {"versions": versions, "loads": loads, "idle_connections": options.idle, "beside_idle": crowd, "in_flight": options.in_flight,

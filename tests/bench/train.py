@@ -11,9 +11,10 @@ import time
 
 import measure
 
-# (batch size per rank, ranks, our steps, PyTorch's steps, options of both): about two seconds of each
-CASES = [(4, 1, 12000, 1600, []), (4, 2, 12000, 600, []), (64, 1, 2000, 400, []), (256, 1, 600, 150, []),
-         (64, 1, 10, 10, ["--resnet18", "--warm-up=2"]), (16, 2, 20, 20, ["--resnet18", "--warm-up=2"])]
+RESNET = ["--resnet18", "--warm-up=2"]
+# MODEL-BATCHxRANKS: (batch size per rank, ranks, our steps, PyTorch's steps, options of both): about two seconds of each
+CASES = {"garment-4x1": (4, 1, 12000, 1600, []), "garment-4x2": (4, 2, 12000, 600, []), "garment-64x1": (64, 1, 2000, 400, []),
+         "garment-256x1": (256, 1, 600, 150, []), "resnet18-64x1": (64, 1, 10, 10, RESNET), "resnet18-16x2": (16, 2, 20, 20, RESNET)}
 # What the same bits on any number of ranks cost: 16 samples of each of two ranks, in one batch or in four shards.
 SHARDS = {"plain": ["--batch-size=16"], "shards": ["--batch-size=4", "--shards=8"]}
 # From exec to the end of the first step: the program alone, and with FashionMNIST read and unpacked (47 MB).
@@ -35,9 +36,14 @@ def start(ours, env, flags):
 def main(arguments):
     parser = argparse.ArgumentParser(prog="scripts/bench train")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cases", default=",".join(CASES), help="MODEL-BATCHxRANKS, with commas between them [all]")
+    parser.add_argument("--fraction", type=float, default=1.0, help="of the steps of a run [1]")
     parser.add_argument("--torch", choices=["debian", "current"], default="debian", help="which PyTorch to compare with")
     parser.add_argument("--save", action="store_true", help="write tests/bench/results/train.json")
     options = parser.parse_args(arguments)
+    if unknown := [case for case in options.cases.split(",") if case not in CASES]:
+        parser.error(f"--cases: there is no '{unknown[0]}'; there are {', '.join(CASES)}")
+    part = lambda steps: max(1, round(steps * options.fraction))  # noqa: E731
     python, torch_env = measure.torch_environment(options.torch)
     ours_env = {**os.environ, "OMP_NUM_THREADS": "1"}
     muster, ours = measure.program("muster"), measure.program("train_steps")
@@ -45,14 +51,14 @@ def main(arguments):
     print(measure.machine())
 
     rows, version = [], ""
-    for batch, ranks, our_steps, their_steps, flags in CASES:
+    for batch, ranks, our_steps, their_steps, flags in map(CASES.get, options.cases.split(",")):
         launch = [muster, "--standalone", f"--nproc-per-node={ranks}", "--no-python"]
         rates = {"muster": [], "torch": []}
         hidden = []
         for _ in range(options.rounds):
             for side, command, env, steps in (("muster", [ours], ours_env, our_steps),
                                               ("torch", [python, theirs], torch_env, their_steps)):
-                line = measure.json_line([*launch, *command, f"--batch-size={batch}", f"--steps={steps}", *flags], env=env)
+                line = measure.json_line([*launch, *command, f"--batch-size={batch}", f"--steps={part(steps)}", *flags], env=env)
                 rates[side].append(line["steps"] / line["seconds"])
                 version = line["version"] if side == "torch" else version
                 if line.get("buckets", 0) > 1 and ranks > 1:
@@ -73,7 +79,7 @@ def main(arguments):
     rates = {"plain": [], "shards": []}
     for _ in range(options.rounds):
         for side, flags in SHARDS.items():
-            line = measure.json_line([muster, "--standalone", "--nproc-per-node=2", "--no-python", ours, "--steps=4000", *flags], env=ours_env)
+            line = measure.json_line([muster, "--standalone", "--nproc-per-node=2", "--no-python", ours, f"--steps={part(4000)}", *flags], env=ours_env)
             rates[side].append(line["steps"] / line["seconds"])
     shards = {side: measure.summary(values) for side, values in rates.items()}
     shards["ratio"] = measure.paired_ratio(rates["shards"], rates["plain"])

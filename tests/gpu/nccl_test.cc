@@ -52,7 +52,7 @@ std::string collectives(Member& member, int rank, int size) {
 Result<std::vector<float>> train(Member& member, int rank, bool capture) {
   TinyTraining training(*member.kernels);
   MUSTER_OK(training.prepare());
-  const auto steps = make_step_graph(capture ? member.kernels->make_step_recorder() : nullptr);
+  const auto steps = std::make_unique<StepGraph>(capture ? member.kernels->make_step_recorder() : nullptr);
   for (int step = 0; step < 12; ++step) {
     training.choose(1000 * rank + step, step == 0);
     const auto reduce = [&](float* grads, std::size_t count) -> Result<void> {

@@ -29,8 +29,8 @@ TEST_CASE("a captured training step computes the same bits as the step called ke
   require_gpu();
   auto kernels = testing::make_cuda_kernels(0);
   REQUIRE_OK(kernels);
-  const auto called = make_step_graph(nullptr);
-  const auto captured = make_step_graph((*kernels)->make_step_recorder());
+  const auto called = std::make_unique<StepGraph>(nullptr);
+  const auto captured = std::make_unique<StepGraph>((*kernels)->make_step_recorder());
   const auto expected = train(**kernels, *called, 20);
   const auto actual = train(**kernels, *captured, 20);
   REQUIRE(std::memcmp(expected.data(), actual.data(), expected.size() * sizeof(float)) == 0);
@@ -43,7 +43,7 @@ TEST_CASE("the GPU trains as the reference does") {
   auto kernels = testing::make_cuda_kernels(0);
   REQUIRE_OK(kernels);
   const auto reference = testing::make_reference_kernels();
-  const auto called = make_step_graph(nullptr);
+  const auto called = std::make_unique<StepGraph>(nullptr);
   const auto expected = train(*reference, *called, 20);
   REQUIRE(relative_error(train(**kernels, *called, 20), expected) <= 1e-4);
 }
@@ -52,7 +52,7 @@ TEST_CASE("an error of the step during its capture is returned, and the stream t
   require_gpu();
   auto kernels = testing::make_cuda_kernels(0);
   REQUIRE_OK(kernels);
-  const auto steps = make_step_graph((*kernels)->make_step_recorder());
+  const auto steps = std::make_unique<StepGraph>((*kernels)->make_step_recorder());
   REQUIRE_OK(steps->run(1, []() -> Result<void> { return {}; }));
   const auto failed =
       steps->run(1, []() -> Result<void> { return fail(ErrorCode::kMismatch, "shapes differ"); });
@@ -74,7 +74,7 @@ TEST_CASE("a step that cannot be captured is called instead, and leaves no error
   std::string reason;
   StepGraphHooks hooks;
   hooks.on_give_up = [&](const Error& error) { reason = error.message; };
-  const auto steps = make_step_graph(kernels.make_step_recorder(), hooks);
+  const auto steps = std::make_unique<StepGraph>(kernels.make_step_recorder(), hooks);
   std::int32_t value = 0;
   const auto step = [&]() -> Result<void> {
     ++value;

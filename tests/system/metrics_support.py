@@ -61,26 +61,31 @@ def check_with_promtool(text):
 
 
 class Prometheus:
-    def __init__(self, tmp_path, targets):
-        """`targets`: name -> address."""
+    def __init__(self, tmp_path, targets, rules=()):
+        """`targets`: name -> address, or the settings of a scrape config. `rules`: files."""
         self.port = free_port()
         config = tmp_path / "prometheus.yml"
-        jobs = [{"job_name": name, "static_configs": [{"targets": [address]}]} for name, address in targets.items()]
-        config.write_text(json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-                                      "scrape_configs": jobs}))
+        jobs = [{"job_name": name, **(it if isinstance(it, dict) else {"static_configs": [{"targets": [it]}]})}
+                for name, it in targets.items()]
+        config.write_text(json.dumps({
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(rule) for rule in rules], "scrape_configs": jobs}))
         self.log = open(tmp_path / "prometheus.log", "w")
         self.process = subprocess.Popen(
             ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'tsdb'}",
              f"--web.listen-address=127.0.0.1:{self.port}"], stdout=self.log, stderr=self.log, cwd=tmp_path)
 
-    def query(self, expression):
-        """Label sets with values; nothing while it does not answer yet."""
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?query={urllib.parse.quote(expression)}"
+    def api(self, path):
+        """What it answers, as its HTTP API's `data`; nothing while it does not answer yet."""
         try:
-            with urllib.request.urlopen(url, timeout=20) as answer:
-                result = json.load(answer)["data"]["result"]
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}", timeout=20) as answer:
+                return json.load(answer)["data"]
         except OSError:
-            return []
+            return {}
+
+    def query(self, expression):
+        """Label sets with values."""
+        result = self.api(f"query?query={urllib.parse.quote(expression)}").get("result", [])
         return [(sample["metric"], float(sample["value"][1])) for sample in result]
 
     def finds(self, expression, value):
@@ -100,8 +105,8 @@ def prometheus(tmp_path):
         pytest.skip("no prometheus (Debian: prometheus)")
     made = []
 
-    def make(**targets):
-        made.append(Prometheus(tmp_path, targets))
+    def make(rules=(), **targets):
+        made.append(Prometheus(tmp_path, targets, rules))
         return made[-1]
 
     yield make

@@ -97,9 +97,8 @@ def test_a_resumed_run_is_bit_identical_with_an_uninterrupted_one(train, tmp_pat
     assert validations(train("-e", f"--pretrained={latest}/model.safetensors", world=world)) == validations(whole)[1:]
 
 
-def test_a_run_that_is_stopped_within_an_epoch_goes_on_there(train, bin_dir, images, tmp_path):
-    flags = ["--epochs=2", "-b2", "-p1"]
-    command = [bin_dir / "imagenet_train", images, *TRAIN, *flags, f"--checkpoint={tmp_path}"]
+def stop_within_epoch(command):
+    """Ends a run by SIGTERM in its first epoch of 15 steps; returns the step after which it ended."""
     with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()) as child:
         try:
             while not child.stdout.readline().startswith("epoch 1/2  step  4/15"):
@@ -109,10 +108,25 @@ def test_a_run_that_is_stopped_within_an_epoch_goes_on_there(train, bin_dir, ima
         finally:
             child.kill()
     assert child.returncode == 85, err
-    step = int(re.search(rf"^preempted in epoch 1 after step (\d+); go on with --resume={tmp_path}$", out, re.MULTILINE).group(1))
+    return int(re.search(r"^preempted in epoch 1 after step (\d+); go on with --resume=", out, re.MULTILINE).group(1))
+
+
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_there(train, bin_dir, images, tmp_path):
+    flags = ["--epochs=2", "-b2", "-p1"]
+    step = stop_within_epoch([bin_dir / "imagenet_train", images, *TRAIN, *flags, f"--checkpoint={tmp_path}"])
     rest = train(*flags, f"--checkpoint={tmp_path}", f"--resume={tmp_path}")
     assert f"epoch 1/2  step {step + 1:>2}/15" in rest.stdout
     assert sha256_of(rest) == sha256_of(train(*flags))
+
+
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_with_more_ranks(train, bin_dir, images, tmp_path):
+    flags = ["--epochs=2", "-p1", f"--checkpoint={tmp_path}"]
+    step = stop_within_epoch([bin_dir / "imagenet_train", images, *TRAIN, *flags, "-b2"])
+    rest = train(*flags, "-b1", f"--resume={tmp_path}", world=3)
+    steps_left = -(-(30 - 2 * step) // 3)  # three ranks share the images that were not trained
+    steps = [int(each) for each in re.findall(r"^epoch 1/2  step +(\d+)/10 ", rest.stdout, re.MULTILINE)]
+    assert steps == [*range(10 - steps_left + 1, 11)]
+    assert "epoch 2/2  train loss" in rest.stdout
 
 
 def test_mixed_precision_and_batch_norm_over_all_ranks(train):

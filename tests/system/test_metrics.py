@@ -217,11 +217,11 @@ def test_a_full_disk_is_told_once_and_costs_nothing_but_events(muster):
 
 
 class Daemon:
-    def __init__(self, tmp_path, *options):
+    def __init__(self, tmp_path, *options, metrics_addr="0"):
         self.path = tmp_path / "musterd.err"
         with open(self.path, "w") as err:
-            self.process = subprocess.Popen([BIN / "musterd", "--host=127.0.0.1", "--port=0", "--metrics-addr=0", *options],
-                                            stderr=err)
+            self.process = subprocess.Popen(
+                [BIN / "musterd", "--host=127.0.0.1", "--port=0", f"--metrics-addr={metrics_addr}", *options], stderr=err)
         self.address = listens_at(self.path.read_text)
         self.port = int(self.path.read_text().split("listening on 127.0.0.1:")[1].split()[0])
 
@@ -233,7 +233,7 @@ class Daemon:
 @pytest.fixture
 def daemon(tmp_path):
     made = []
-    yield lambda *options: made.append(Daemon(tmp_path, *options)) or made[-1]
+    yield lambda *options, **more: made.append(Daemon(tmp_path, *options, **more)) or made[-1]
     for one in made:
         one.close()
 

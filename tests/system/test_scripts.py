@@ -68,9 +68,9 @@ def test_a_name_of_a_test_that_ctest_would_split_is_found(monkeypatch):
 
 def test_a_figure_of_the_readme_that_no_result_has_is_found():
     text = "a\n<!-- figures: from tests/bench/results -->\nold\n<!-- end -->\nb\n"
-    new = figures.rewritten(text)
+    new = figures.rewritten("README.md", text)
     assert new.startswith("a\n<!-- figures: ") and new.endswith("<!-- end -->\nb\n") and "posix_spawn loop" in new
-    assert figures.rewritten(new) == new
+    assert figures.rewritten("README.md", new) == new
 
 
 def test_a_path_the_readme_names_must_exist():

@@ -64,6 +64,7 @@ class ThreadedLoader final : public DataLoader {
     // A batch being made, those ahead of it, and the last two that were handed out.
     slots_.resize(options_.num_workers == 0 ? 2 : static_cast<std::size_t>(options_.prefetch) + 2);
     for (BatchSlot& slot : slots_) MUSTER_OK(allocate(slot));
+    sampler_->set_epoch(epoch_);
     chunk_ = std::max(1, options_.batch_size / std::max(1, 4 * options_.num_workers));
     // Signals are the program's own threads' business.
     sigset_t all, before;
@@ -88,10 +89,10 @@ class ThreadedLoader final : public DataLoader {
     return batch;
   }
 
-  void set_epoch(std::uint64_t epoch, std::int64_t skip) override {
+  void set_epoch(std::uint64_t epoch) override {
     end_epoch();
     epoch_ = epoch;
-    skip_ = std::max<std::int64_t>(skip, 0);
+    sampler_->set_epoch(epoch);
   }
 
   std::uint64_t epoch() const override { return epoch_; }
@@ -144,8 +145,7 @@ class ThreadedLoader final : public DataLoader {
     }
     if (delivered_ == batches_) {
       lock.unlock();
-      end_epoch();
-      ++epoch_;
+      set_epoch(epoch_ + 1);
       return nullptr;
     }
     const std::int64_t number = delivered_++;
@@ -175,11 +175,7 @@ class ThreadedLoader final : public DataLoader {
 
   /// Under the mutex; nobody works.
   Result<void> begin_epoch() {
-    sampler_->set_epoch(epoch_);
     indices_ = sampler_->indices();
-    indices_.erase(indices_.begin(),
-                   indices_.begin() + std::min(skip_, static_cast<std::int64_t>(indices_.size())));
-    skip_ = 0;
     for (const std::int32_t index : indices_)
       if (index < 0 || index >= source_.size)
         return invalid("the sampler names sample " + std::to_string(index) + " of a data set of " +
@@ -277,8 +273,7 @@ class ThreadedLoader final : public DataLoader {
   DataLoaderOptions options_;
   std::size_t sample_bytes_ = 0;
   std::int64_t chunk_ = 1;
-  std::uint64_t epoch_ = 0;  // changes while nobody works
-  std::int64_t skip_ = 0;
+  std::uint64_t epoch_ = 0;            // changes while nobody works
   std::vector<std::int32_t> indices_;  // of the epoch; changes while nobody works
   std::optional<Error> failed_;
   std::chrono::nanoseconds wait_time_{0};

@@ -18,45 +18,49 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include <muster/result.h>
 
+#include "worker_runtime/device/step_graph_plan.h"
 #include "worker_runtime/device/step_recorder.h"
 
 namespace muster {
+
+struct StepGraphHooks {
+  /// Whether every rank has its capture, asked after each capture and before anything of it runs; a
+  /// collective. Empty: there is one rank.
+  std::function<Result<bool>(bool captured_here)> agree = {};
+  /// Called once, when captures are given up.
+  std::function<void(const Error& reason)> on_give_up = {};
+};
 
 class StepGraph {
  public:
   static constexpr std::uint64_t kRunAhead = 32;
   using Step = StepRecorder::Step;
 
-  virtual ~StepGraph() = default;
-  StepGraph(const StepGraph&) = delete;
-  StepGraph& operator=(const StepGraph&) = delete;
+  /// `recorder`: Device::make_step_recorder(); nullptr: every step is called.
+  explicit StepGraph(std::unique_ptr<StepRecorder> recorder, StepGraphHooks hooks = {})
+      : recorder_(std::move(recorder)), hooks_(std::move(hooks)) {}
 
   /// `key` stands for what a step bakes in besides addresses: the batch size. What changes from step to step,
   /// as the learning rate, is read on the device instead. A new key captures anew; a few of the last used are
   /// kept (the whole batch and the epoch's last, shorter one).
   /// `steps`: how many it is.
-  [[nodiscard]] virtual Result<void> run(std::uint64_t key, const Step& step, std::uint64_t steps = 1) = 0;
+  [[nodiscard]] Result<void> run(std::uint64_t key, const Step& step, std::uint64_t steps = 1);
 
   /// Steps that were replayed rather than called.
-  [[nodiscard]] virtual std::uint64_t num_replays() const = 0;
+  [[nodiscard]] std::uint64_t num_replays() const { return num_replays_; }
 
- protected:
-  StepGraph() = default;
+ private:
+  [[nodiscard]] Result<void> bound_run_ahead(std::uint64_t steps);
+  [[nodiscard]] Result<void> capture(std::size_t slot, const Step& step);
+
+  const std::unique_ptr<StepRecorder> recorder_;
+  const StepGraphHooks hooks_;
+  StepGraphPlan plan_;
+  std::uint64_t num_replays_ = 0, unmarked_ = 0, marks_ = 0;
 };
-
-struct StepGraphHooks {
-  /// Whether every rank has its capture, asked after each capture and before anything of it runs; a
-  /// collective. Empty: there is one rank.
-  std::function<Result<bool>(bool captured_here)> agree;
-  /// Called once, when captures are given up.
-  std::function<void(const Error& reason)> on_give_up;
-};
-
-/// `recorder`: Device::make_step_recorder(); nullptr: every step is called.
-[[nodiscard]] std::unique_ptr<StepGraph> make_step_graph(std::unique_ptr<StepRecorder> recorder,
-                                                         StepGraphHooks hooks = {});
 
 }  // namespace muster

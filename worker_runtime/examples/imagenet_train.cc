@@ -121,11 +121,15 @@ Result<int> train(const Arguments& args) {
 
   SamplerOptions order{train_set.size(), context.rank, context.world_size};
   order.seed = state.seed;
-  MUSTER_TRY(const auto sampler, DistributedSampler::create(order));
+  MUSTER_TRY(auto sampler, DistributedSampler::create(order));
   const EvaluationSampler val_sampler(val_set.size(), context.rank, context.world_size);
   DataLoaderOptions loading{.batch_size = args.run.batch_size, .num_workers = args.workers};
   loading.pin_memory = compute;
   loading.seed = state.seed;
+  const std::int64_t steps = (sampler.num_samples() + args.run.batch_size - 1) / args.run.batch_size;
+  if (state.step == 0) state.epoch = args.start_epoch;
+  sampler.set_epoch(static_cast<std::uint64_t>(state.epoch));
+  MUSTER_OK(sampler.start_at(state.epoch_samples));
   MUSTER_TRY(const auto train_loader, DataLoader::create(train_set, sampler, loading));
   MUSTER_TRY(const auto val_loader, DataLoader::create(val_set, val_sampler, loading));
 
@@ -146,8 +150,6 @@ Result<int> train(const Arguments& args) {
     bar.print(" * Acc@1 %.3f Acc@5 %.3f  loss %.4f", 100 * val.accuracy(), 100 * val.accuracy5(), val.loss());
     return 0;
   }
-  const std::int64_t steps = train_loader->size();
-  if (state.step == 0) state.epoch = args.start_epoch;
   if (state.step > 0)
     bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
   MUSTER_TRY(const auto preemption, Preemption::create(context));
@@ -169,10 +171,8 @@ Result<int> train(const Arguments& args) {
   };
   bool stop = false;
   while (state.epoch < args.epochs && !stop) {
-    const std::int64_t seen = state.epoch_samples / context.world_size;
-    std::int64_t step =
-        steps - (sampler.num_samples() - seen + args.run.batch_size - 1) / args.run.batch_size;
-    train_loader->set_epoch(static_cast<std::uint64_t>(state.epoch), seen);
+    train_loader->set_epoch(static_cast<std::uint64_t>(state.epoch));
+    std::int64_t step = steps - train_loader->size();
     bar.begin_epoch(static_cast<int>(state.epoch) + 1, args.epochs, steps, step);
     Metrics epoch{.loss_sum = state.epoch_loss_sum, .num_samples = state.epoch_samples};
     while (!stop) {

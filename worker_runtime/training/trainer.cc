@@ -262,7 +262,7 @@ class GraphTrainer final : public Trainer {
                    "launched one by one: %s\n",
                    rank, reason.message.c_str());
     };
-    steps_ = make_step_graph(std::move(recorder), std::move(hooks));
+    steps_ = std::make_unique<StepGraph>(std::move(recorder), std::move(hooks));
     return {};
   }
 

@@ -553,11 +553,11 @@ TEST_CASE("a missing library is kNotFound and says what to install") {
                Catch::Contains("load NCCL") && Catch::Contains("MUSTER_NCCL_LIBRARY"));
 }
 
-TEST_CASE("a value under the id's key that is no id is refused") {
+TEST_CASE("what rank 0 says is refused where it holds no id") {
   const TemporaryDirectory directory;
   auto store = open_file_store(directory.file("store"));
   REQUIRE_OK(store);
-  REQUIRE_OK((*store)->set("nccl/id/1", "+short"));
+  REQUIRE_OK((*store)->set("nccl/1/0/0", "+short"));
   Member member;
   const auto failed = member.join({&directory, 2, Millis(1000)}, 1);
   REQUIRE_FALSE(failed);

@@ -2,7 +2,6 @@
 #include "worker_runtime/device/step_graph.h"
 
 #include "tests/support/catch.h"
-#include "worker_runtime/device/step_graph_plan.h"
 
 using namespace muster;
 using Action = StepGraphPlan::Action;
@@ -87,7 +86,7 @@ TEST_CASE("after giving up every step is called") {
 
 TEST_CASE("a step is called, recorded and replayed, then only replayed") {
   std::string log;
-  const auto steps = make_step_graph(std::make_unique<ToldRecorder>(log));
+  const auto steps = std::make_unique<StepGraph>(std::make_unique<ToldRecorder>(log));
   for (int i = 0; i < 4; ++i) REQUIRE_OK(steps->run(7, kFine));
   REQUIRE(log == "drop0 record0 replay0 replay0 replay0 ");
   REQUIRE(steps->num_replays() == 2);
@@ -97,7 +96,7 @@ TEST_CASE("the host waits when it is two times kRunAhead replays ahead of the de
   std::string log;
   auto owned = std::make_unique<ToldRecorder>(log);
   ToldRecorder& recorder = *owned;
-  const auto steps = make_step_graph(std::move(owned));
+  const auto steps = std::make_unique<StepGraph>(std::move(owned));
   std::string marks;
   std::uint64_t unbounded = 0;  // replays since the last mark that was waited for
   for (std::uint64_t i = 0; i < 2 + 4 * StepGraph::kRunAhead; ++i) {
@@ -121,7 +120,7 @@ TEST_CASE("a capture that fails is said once, and its step and all later ones ar
   std::string log, reasons;
   StepGraphHooks hooks;
   hooks.on_give_up = [&](const Error& reason) { reasons += reason.message + ";"; };
-  const auto steps = make_step_graph(std::make_unique<ToldRecorder>(log), hooks);
+  const auto steps = std::make_unique<StepGraph>(std::make_unique<ToldRecorder>(log), hooks);
   int calls = 0;
   const auto fails_once = [&]() -> Result<void> {
     if (++calls == 2) return fail(ErrorCode::kFailed, "not in a capture");
@@ -144,7 +143,7 @@ TEST_CASE("a capture that another rank lacks is not launched") {
     return false;
   };
   hooks.on_give_up = [&](const Error& reason) { reasons += reason.message; };
-  const auto steps = make_step_graph(std::make_unique<ToldRecorder>(log), hooks);
+  const auto steps = std::make_unique<StepGraph>(std::make_unique<ToldRecorder>(log), hooks);
   for (int i = 0; i < 4; ++i) REQUIRE_OK(steps->run(7, kFine));
   REQUIRE(asked == std::vector<bool>{true});
   REQUIRE(reasons == "another rank cannot capture its step");
@@ -156,7 +155,7 @@ TEST_CASE("where the ranks cannot agree the step fails, with what went wrong fir
     std::string log;
     StepGraphHooks hooks;
     hooks.agree = [](bool) -> Result<bool> { return fail(ErrorCode::kPeerGone, "rank 1 is gone"); };
-    const auto steps = make_step_graph(std::make_unique<ToldRecorder>(log), hooks);
+    const auto steps = std::make_unique<StepGraph>(std::make_unique<ToldRecorder>(log), hooks);
     REQUIRE_OK(steps->run(7, kFine));
     const auto failed = steps->run(7, captures ? kFine : kBroken);
     REQUIRE_FALSE(failed);
@@ -167,7 +166,7 @@ TEST_CASE("where the ranks cannot agree the step fails, with what went wrong fir
 
 TEST_CASE("an error of the step is the step's, captured or not") {
   std::string log;
-  const auto steps = make_step_graph(std::make_unique<ToldRecorder>(log));
+  const auto steps = std::make_unique<StepGraph>(std::make_unique<ToldRecorder>(log));
   REQUIRE_OK(steps->run(7, kFine));
   const auto failed = steps->run(7, kBroken);
   REQUIRE_FALSE(failed);
@@ -175,7 +174,7 @@ TEST_CASE("an error of the step is the step's, captured or not") {
 }
 
 TEST_CASE("without a recorder every step is called and its error handed on") {
-  const auto steps = make_step_graph(nullptr);
+  const auto steps = std::make_unique<StepGraph>(nullptr);
   int calls = 0;
   for (int i = 0; i < 3; ++i)
     REQUIRE_OK(steps->run(1, [&]() -> Result<void> {

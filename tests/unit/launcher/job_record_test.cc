@@ -30,6 +30,7 @@ JobRecord example() {
   out.world_size = 4;
   out.workers = {{2, 100, "/dev/shm/muster-1/0"}, {3, 101}};
   out.metrics = "127.0.0.1:9400";
+  out.page_token = "0a1b";
   return out;
 }
 

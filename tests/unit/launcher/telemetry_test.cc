@@ -68,9 +68,10 @@ std::vector<Json> events_in(const std::string& path) {
   return out;
 }
 
-std::string metrics(const Job& job, const AgentStatus& status, std::vector<WorkerReading> readings = {}) {
+std::string metrics(const Job& job, const AgentStatus& status, const NodeStatus& here = {},
+                    const std::optional<FoundStraggler>& straggler = {}) {
   MetricsText out;
-  put_metrics(out, job, status, readings, "0.1.0", std::nullopt);
+  put_metrics(out, job, status, here, straggler, "0.1.0", std::nullopt);
   return out.take();
 }
 
@@ -268,17 +269,21 @@ TEST_CASE("metrics name each rank, and leave out what is not known of it") {
 
   status.assignment = example_assignment();
   status.state = AgentState::kRunning;
-  status.workers[0] = {WorkerState::kRunning, 76, "", {}};
-  status.workers[1] = {WorkerState::kFailed, 77, "", {}};
+  status.workers[0] = {WorkerState::kRunning, 76, "", "", "", {}};
+  status.workers[1] = {WorkerState::kFailed, 77, "", "", "", {}};
   ++status.failures[static_cast<std::size_t>(CauseClass::kHang)];
-  std::vector<WorkerReading> readings(2);
-  readings[0] = {.resident_bytes = 1 << 20,
-                 .cpu_seconds = 12.5,
-                 .threads = 3,
-                 .epoch = 2,
-                 .step = 140,
-                 .progress_age_s = 0.25};
-  text = metrics(job, status, readings);
+  NodeStatus here;
+  here.ranks.resize(2);
+  RankStatus& rank = here.ranks[0];
+  rank.resident_bytes = 1 << 20;
+  rank.cpu_s = 12.5;
+  rank.epoch = 2;
+  rank.step = 140;
+  rank.loss = 0.31;
+  rank.throughput = 512;
+  rank.idle_s = 0.25;
+  rank.pace.step_s = 0.125;
+  text = metrics(job, status, here, FoundStraggler{{3, "forward", 0.2, 48, 0}, "node8"});
   for (const std::string_view line :
        {"muster_job_generation 5", "muster_job_restarts_used 1", "muster_job_restarts_max 3",
         "muster_job_world_size 4", "muster_workers{state=\"running\"} 1",
@@ -288,6 +293,10 @@ TEST_CASE("metrics name each rank, and leave out what is not known of it") {
         "muster_worker_info{rank=\"3\",local_rank=\"1\",pid=\"77\",state=\"failed\"} 1",
         "muster_worker_step{rank=\"2\",local_rank=\"0\"} 140",
         "muster_worker_epoch{rank=\"2\",local_rank=\"0\"} 2",
+        "muster_worker_loss{rank=\"2\",local_rank=\"0\"} 0.31",
+        "muster_worker_throughput{rank=\"2\",local_rank=\"0\"} 512",
+        "muster_worker_step_seconds{rank=\"2\",local_rank=\"0\"} 0.125",
+        "muster_straggler_percent{rank=\"3\",host=\"node8\",phase=\"forward\"} 48",
         "muster_worker_progress_age_seconds{rank=\"2\",local_rank=\"0\"} 0.25",
         "muster_worker_resident_memory_bytes{rank=\"2\",local_rank=\"0\"} 1048576",
         "muster_worker_cpu_seconds_total{rank=\"2\",local_rank=\"0\"} 12.5"})

@@ -91,23 +91,32 @@ TEST_CASE("order, values and random numbers are the same whatever the number of 
   REQUIRE(std::unique(drawn.begin(), drawn.end()) - drawn.begin() > 2000);
 }
 
-TEST_CASE("set_epoch() starts an epoch anew, within another too, and skips what had been seen") {
+TEST_CASE("set_epoch() starts an epoch anew, within another too, and leaves out what the sampler does") {
   const Numbers numbers{.count = 100};
   for (const int workers : {0, 2}) {
-    const auto loader =
-        DataLoader::create(numbers, RandomSampler(100), {.batch_size = 8, .num_workers = workers});
+    auto sampler = DistributedSampler::create({.num_samples = 100});
+    REQUIRE_OK(sampler);
+    const DataLoaderOptions options{.batch_size = 8, .num_workers = workers};
+    const auto loader = DataLoader::create(numbers, *sampler, options);
     REQUIRE_OK(loader);
     (*loader)->set_epoch(5);
     const auto whole = epoch_of(**loader);
     REQUIRE_OK(whole);
     for (int i = 0; i < 3; ++i) REQUIRE_OK((*loader)->next());
-    (*loader)->set_epoch(5, 40);
-    const auto rest = epoch_of(**loader);
+    (*loader)->set_epoch(5);
+    REQUIRE(epoch_of(**loader)->values == whole->values);
+
+    sampler->set_epoch(5);
+    REQUIRE_OK(sampler->start_at(40));
+    const auto resumed = DataLoader::create(numbers, *sampler, options);
+    REQUIRE_OK(resumed);
+    (*resumed)->set_epoch(5);
+    REQUIRE((*resumed)->size() == 8);
+    const auto rest = epoch_of(**resumed);
     REQUIRE_OK(rest);
     REQUIRE(std::vector<float>(whole->values.begin() + 80, whole->values.end()) == rest->values);
-    (*loader)->set_epoch(5, 1000);
-    REQUIRE(epoch_of(**loader)->indices.empty());
-    REQUIRE(epoch_of(**loader)->indices == Generator(6).permutation(100));
+    REQUIRE((*resumed)->size() == 13);
+    REQUIRE(epoch_of(**resumed)->indices == Generator(6).permutation(100));
   }
 }
 

@@ -604,7 +604,7 @@ void NcclCommThread::run() {
   to_users_.notify_all();
 }
 
-// The first byte of the value under an id's key: what follows is the id, or why rank 0 could not make one.
+// The first byte of what rank 0 says: its id follows, or why it could not make one.
 constexpr char kHasId = '+';
 constexpr char kHasError = '!';
 
@@ -623,57 +623,47 @@ std::optional<std::string> library_of_environment() {
   return library != nullptr && *library != '\0' ? std::optional<std::string>(library) : std::nullopt;
 }
 
-/// The n-th group that these ranks make: every rank counts its own, and as making one is a collective they
-/// agree.
-Result<std::int64_t> count_group(Store& store, int rank) {
-  return store.add("nccl/groups_of_rank/" + std::to_string(rank), 1);
-}
+struct Introduction {
+  UniqueId id{};
+  groups::PeerWatch peers;  // the processes of this host, so that the rank which ends is known and named
+};
 
-/// The processes of this host, so that the rank which ends is known and named.
-Result<groups::PeerWatch> exchange_pids(Store& store, const GroupSettings& settings, std::int64_t sequence) {
-  const auto exchange = groups::exchange_through_store(store, "nccl/pids/" + std::to_string(sequence),
+/// A collective: rank 0's id goes to all, and where each runs.
+Result<Introduction> introduce(Store& store, const GroupSettings& settings, const NcclApi& api) {
+  // The n-th group that these ranks make: every rank counts its own, and as making one is a collective they
+  // agree.
+  MUSTER_TRY(const std::int64_t sequence,
+             store.add("nccl/groups_of_rank/" + std::to_string(settings.rank), 1));
+  const auto exchange = groups::exchange_through_store(store, "nccl/" + std::to_string(sequence),
                                                        groups::all_ranks(settings.world_size), settings.rank,
                                                        SteadyClock::now() + settings.timeout);
   // A pid means something to who sees the same processes.
   const std::string here =
       groups::host_id(current_environment()) + " " + std::to_string(groups::pid_namespace_inode()) + " ";
-  MUSTER_TRY(const auto texts, exchange(here + std::to_string(::getpid())));
-  groups::PeerWatch peers;
+  std::string mine = here + std::to_string(::getpid());
+  Introduction out;
+  if (settings.rank == 0) {
+    const Status status = api.get_unique_id(&out.id);
+    mine = status == kSuccess ? kHasId + std::string(out.id.bytes, sizeof out.id.bytes) + mine
+                              : kHasError + ("rank 0: ncclGetUniqueId: " + api.describe(status, nullptr));
+  }
+  MUSTER_TRY(auto texts, exchange(mine));
+  std::string& first = texts.front();
+  if (first.starts_with(kHasError)) return fail(ErrorCode::kFailed, first.substr(1));
+  if (first.size() <= sizeof out.id.bytes || !first.starts_with(kHasId))
+    return fail(ErrorCode::kProtocol,
+                "rank " + std::to_string(settings.rank) + ": rank 0 gave " + std::to_string(first.size()) +
+                    " bytes that hold no NCCL id; is another program using this store?");
+  std::memcpy(out.id.bytes, first.data() + 1, sizeof out.id.bytes);
+  first.erase(0, 1 + sizeof out.id.bytes);
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
     pid_t pid = 0;
     const char* const end = texts[rank].data() + texts[rank].size();
     if (static_cast<int>(rank) != settings.rank && texts[rank].starts_with(here) &&
         std::from_chars(texts[rank].data() + here.size(), end, pid).ptr == end && pid > 1)
-      peers.add(static_cast<int>(rank), pid);
+      out.peers.add(static_cast<int>(rank), pid);
   }
-  return peers;
-}
-
-Result<UniqueId> exchange_id(Store& store, const GroupSettings& settings, const NcclApi& api,
-                             std::int64_t sequence) {
-  const std::string rank = std::to_string(settings.rank);
-  const std::string key = "nccl/id/" + std::to_string(sequence);
-  UniqueId id{};
-  if (settings.rank == 0) {
-    const Status status = api.get_unique_id(&id);
-    std::string value(1, kHasId);
-    if (status == kSuccess)
-      value.append(id.bytes, sizeof id.bytes);
-    else
-      value = kHasError + ("rank 0: ncclGetUniqueId: " + api.describe(status, nullptr));
-    MUSTER_OK(store.set(key, value));
-    if (status != kSuccess) return fail(ErrorCode::kFailed, value.substr(1));
-    return id;
-  }
-  const auto value = store.get(key, settings.timeout);
-  if (!value) return fail("rank " + rank + ": wait for NCCL's id of rank 0 under " + key, value.error());
-  if (!value->empty() && value->front() == kHasError) return fail(ErrorCode::kFailed, value->substr(1));
-  if (value->size() != sizeof id.bytes + 1 || value->front() != kHasId)
-    return fail(ErrorCode::kProtocol, "rank " + rank + ": " + key + " holds " +
-                                          std::to_string(value->size()) +
-                                          " bytes that are no NCCL id; is another program using this store?");
-  std::memcpy(id.bytes, value->data() + 1, sizeof id.bytes);
-  return id;
+  return out;
 }
 
 class NcclGroup final : public ProcessGroup {
@@ -896,12 +886,10 @@ Result<std::unique_ptr<ProcessGroup>> make_group(Store& store, const GroupSettin
   };
   MUSTER_TRY(const NcclApi api, NcclApi::load(settings.library));
   come(PageMark::kNcclLoaded);
-  MUSTER_TRY(const std::int64_t sequence, count_group(store, settings.rank));
-  MUSTER_TRY(const UniqueId id, exchange_id(store, settings, api, sequence));
-  MUSTER_TRY(groups::PeerWatch peers, exchange_pids(store, settings, sequence));
+  MUSTER_TRY(Introduction met, introduce(store, settings, api));
   come(PageMark::kNcclIdKnown);
   auto group = std::make_unique<NcclGroup>(api, settings, std::move(device), stream);
-  MUSTER_OK(group->start(id, std::move(peers)));
+  MUSTER_OK(group->start(met.id, std::move(met.peers)));
   return group;
 }
 

@@ -83,44 +83,19 @@ Result<Listener> listen_anywhere() {
   return fail(errno_error("listen for the other ranks", errno));
 }
 
-/// Moves exactly `size` bytes before the deadline.
-template <class Transfer>
-Result<void> transfer_all(int fd, short event, std::size_t size, Instant deadline, Transfer transfer) {
-  for (std::size_t done = 0; done < size;) {
-    const ssize_t n = retry_eintr([&] { return transfer(done, size - done); });
-    if (n > 0) {
-      done += static_cast<std::size_t>(n);
-      continue;
-    }
-    if (n == 0) return fail(ErrorCode::kPeerGone, "it closed the connection");
-    if (errno != EAGAIN && errno != EWOULDBLOCK) return fail(errno_error("talk to it", errno));
-    const Millis left = time_left(deadline, SteadyClock::now());
-    if (left.count() == 0) return fail(ErrorCode::kTimeout, "it did not answer");
-    pollfd entry{fd, event, 0};
-    (void)::poll(&entry, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1 << 30)));
-  }
-  return {};
-}
-
-Result<void> send_exactly(int fd, const void* data, std::size_t size, Instant deadline) {
-  return transfer_all(fd, POLLOUT, size, deadline, [&](std::size_t done, std::size_t rest) {
-    return ::send(fd, static_cast<const char*>(data) + done, rest, MSG_NOSIGNAL | MSG_DONTWAIT);
-  });
-}
-
-Result<void> receive_exactly(int fd, void* data, std::size_t size, Instant deadline) {
-  return transfer_all(fd, POLLIN, size, deadline, [&](std::size_t done, std::size_t rest) {
-    return ::recv(fd, static_cast<char*>(data) + done, rest, MSG_DONTWAIT);
-  });
+/// How long one blocking call may take: connect() and sends, or receives.
+void limit(int fd, int option, Instant deadline) {
+  // 0 would be no limit.
+  const std::int64_t left = std::max<std::int64_t>(time_left(deadline, SteadyClock::now()).count(), 1);
+  const timeval limit{left / 1000, left % 1000 * 1000};
+  ::setsockopt(fd, SOL_SOCKET, option, &limit, sizeof limit);
 }
 
 void tune(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // A host that vanishes without a word is noticed after about a minute even if nothing is being sent.
-  const int idle = 20;
-  const int interval = 10;
-  const int probes = 4;
+  const int idle = 20, interval = 10, probes = 4;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
@@ -136,23 +111,12 @@ Result<UniqueFd> connect_to(const std::string& address, const std::string& port,
     return fail(ErrorCode::kNotFound, fmt::format("resolve {}: {}", address, ::gai_strerror(code)));
   Error last{ErrorCode::kPeerGone, "no address"};
   for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
-    UniqueFd fd(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    UniqueFd fd(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!fd) return fail(errno_error("socket", errno));
-    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0 && errno != EINPROGRESS) {
-      last = errno_error("connect", errno);
-      continue;
-    }
-    pollfd entry{fd.get(), POLLOUT, 0};
-    const Millis left = time_left(deadline, SteadyClock::now());
-    if (retry_eintr([&] { return ::poll(&entry, 1, static_cast<int>(left.count())); }) == 0) {
-      last = Error{ErrorCode::kTimeout, "no answer"};
-      continue;
-    }
-    int error = 0;
-    socklen_t length = sizeof error;
-    ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error == 0) return fd;
-    last = errno_error("connect", error);
+    limit(fd.get(), SO_SNDTIMEO, deadline);
+    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0) return fd;
+    // EINPROGRESS: the limit has passed.
+    last = errno == EINPROGRESS ? Error{ErrorCode::kTimeout, "no answer"} : errno_error("connect", errno);
   }
   return fail(std::move(last));
 }
@@ -242,11 +206,16 @@ class Connector {
     MUSTER_TRY(UniqueFd fd, connect_to(address, port, deadline));
     const auto hello =
         make_hello(nonce_, static_cast<std::uint32_t>(options_.me), static_cast<std::uint32_t>(member));
-    MUSTER_OK(send_exactly(fd.get(), hello.data(), hello.size(), deadline));
+    if (::send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(hello.size()))
+      return fail(errno_error("talk to it", errno));
     // The member answers from its accept loop, to which it comes after its own connects: all of them go to
     // members before it, so the first member answers first and nobody waits in a circle.
     std::array<std::uint8_t, kReplyBytes> reply{};
-    MUSTER_OK(receive_exactly(fd.get(), reply.data(), reply.size(), deadline_));
+    limit(fd.get(), SO_RCVTIMEO, deadline_);
+    const ssize_t n = retry_eintr([&] { return ::recv(fd.get(), reply.data(), reply.size(), MSG_WAITALL); });
+    if (n < 0 && errno != EAGAIN) return fail(errno_error("talk to it", errno));
+    if (n == 0) return fail(ErrorCode::kPeerGone, "it closed the connection");
+    if (n != static_cast<ssize_t>(reply.size())) return fail(ErrorCode::kTimeout, "it did not answer");
     if (!is_reply(reply, nonce_)) return fail(ErrorCode::kProtocol, "something else listens there");
     return fd;
   }
@@ -269,7 +238,9 @@ class Connector {
     TcpMesh::Peer& peer = peers_[caller.hello.member()];
     if (peer.socket) return true;
     const auto reply = make_reply(nonce_);
-    if (send_exactly(caller.socket.get(), reply.data(), reply.size(), deadline_))
+    // A new connection has room for it.
+    if (::send(caller.socket.get(), reply.data(), reply.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+        static_cast<ssize_t>(reply.size()))
       peer.socket = std::move(caller.socket);
     return true;
   }

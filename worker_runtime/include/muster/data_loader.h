@@ -109,12 +109,12 @@ class DataLoader {
   [[nodiscard]] virtual Result<const Batch*> next() = 0;
 
   /// The next batch is the first of this epoch: sets the sampler's epoch and that of the random numbers.
-  /// Epochs count from 0 by themselves; a resumed run sets its own. `skip`: samples of this rank to leave
-  /// out, as many as had been seen.
-  virtual void set_epoch(std::uint64_t epoch, std::int64_t skip = 0) = 0;
+  /// Epochs count from 0 by themselves; a resumed run sets its own. What had been trained of it is left out
+  /// by the sampler (DistributedSampler::start_at()).
+  virtual void set_epoch(std::uint64_t epoch) = 0;
   [[nodiscard]] virtual std::uint64_t epoch() const = 0;
 
-  /// Batches of an epoch that nothing is skipped of: PyTorch's len(loader).
+  /// Batches of the present epoch, or the one that comes: PyTorch's len(loader).
   [[nodiscard]] virtual std::int64_t size() const = 0;
   [[nodiscard]] virtual const SampleLayout& layout() const = 0;
   /// What next() has taken so far, all epochs together: the time a training loop has waited for its data.

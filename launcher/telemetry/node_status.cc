@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/telemetry/node_status.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+
+#include <nlohmann/json.hpp>
+
+namespace muster::launcher {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Six digits are enough for a page, and four thousand ranks send less.
+Json rounded(std::optional<double> value) {
+  if (!value || !std::isfinite(*value)) return nullptr;
+  if (*value == 0) return 0;
+  const double scale = std::pow(10, 5 - std::floor(std::log10(std::abs(*value))));
+  const double out = std::isfinite(scale) ? std::round(*value * scale) / scale : *value;
+  if (std::abs(out) >= 1e6 && std::abs(out) < 1e15) return static_cast<std::int64_t>(out);
+  return out;
+}
+
+template <class T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+Json text_or_null(const std::string& text) {
+  return text.empty() ? Json(nullptr) : Json(text);
+}
+
+Json json_of(const GpuReading& gpu) {
+  return {{"gpu", gpu.index},
+          {"uuid", text_or_null(gpu.uuid)},
+          {"name", text_or_null(gpu.name)},
+          {"util_percent", rounded(gpu.util_percent)},
+          {"memory_used_bytes", or_null(gpu.memory_used_bytes)},
+          {"memory_total_bytes", or_null(gpu.memory_total_bytes)},
+          {"power_w", rounded(gpu.power_w)},
+          {"temperature_c", rounded(gpu.temperature_c)},
+          {"sm_clock_mhz", rounded(gpu.sm_clock_mhz)},
+          {"xid", or_null(gpu.xid)}};
+}
+
+Json announced(const std::optional<Announcement>& what) {
+  if (!what) return nullptr;
+  return {{"text", what->text}, {"report", text_or_null(what->report)}};
+}
+
+Json columns(const NodesSeen& nodes, int world_size, int straggler, bool with_times) {
+  std::vector<const RankStatus*> by_rank(static_cast<std::size_t>(world_size));
+  std::vector<int> node_of(by_rank.size(), -1);
+  for (const auto& [node, seen] : nodes)
+    for (const RankStatus& rank : seen.status.ranks)
+      if (rank.rank >= 0 && rank.rank < world_size) {
+        by_rank[static_cast<std::size_t>(rank.rank)] = &rank;
+        node_of[static_cast<std::size_t>(rank.rank)] = node;
+      }
+  Json out = Json::object();
+  const auto column = [&](const char* name, const std::function<Json(const RankStatus&)>& value) {
+    Json& list = out[name] = Json::array();
+    for (const RankStatus* rank : by_rank) list.push_back(rank == nullptr ? Json(nullptr) : value(*rank));
+  };
+  Json& ranks = out["rank"] = Json::array();
+  for (int rank = 0; rank < world_size; ++rank) ranks.push_back(rank);
+  column("local_rank", [](const RankStatus& rank) -> Json { return rank.local_rank; });
+  Json& node = out["node"] = Json::array();
+  for (const int each : node_of) node.push_back(each < 0 ? Json(nullptr) : Json(each));
+  column("pid",
+         [](const RankStatus& rank) -> Json { return rank.pid == 0 ? Json(nullptr) : Json(rank.pid); });
+  column("state",
+         [](const RankStatus& rank) -> Json { return kWorkerStates[static_cast<std::size_t>(rank.state)]; });
+  column("epoch", [](const RankStatus& rank) { return or_null(rank.epoch); });
+  column("step", [](const RankStatus& rank) { return or_null(rank.step); });
+  column("steps", [](const RankStatus& rank) { return or_null(rank.steps); });
+  column("phase", [](const RankStatus& rank) { return text_or_null(rank.phase); });
+  column("step_s", [](const RankStatus& rank) { return rounded(rank.pace.step_s); });
+  column("loss", [](const RankStatus& rank) { return rounded(rank.loss); });
+  column("throughput", [](const RankStatus& rank) { return rounded(rank.throughput); });
+  column("resident_bytes", [](const RankStatus& rank) { return rounded(rank.resident_bytes); });
+  column("cpu_s", [](const RankStatus& rank) { return rounded(rank.cpu_s); });
+  column("idle_s", [&](const RankStatus& rank) { return with_times ? rounded(rank.idle_s) : Json(nullptr); });
+  column("straggler", [&](const RankStatus& rank) -> Json { return rank.rank == straggler; });
+  return out;
+}
+
+Json events_of(const NodesSeen& nodes) {
+  struct Event {
+    const JobEvent* event;
+    const std::string* host;
+  };
+  std::vector<Event> all;
+  for (const auto& [node, seen] : nodes)
+    for (const JobEvent& event : seen.status.events) all.push_back({&event, &seen.status.host});
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Event& a, const Event& b) { return a.event->time_s < b.event->time_s; });
+  if (all.size() > kMostEvents) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(kMostEvents));
+  Json out = Json::array();
+  for (const auto& [event, host] : all)
+    out.push_back({{"time", event->time_s},
+                   {"event", event->event},
+                   {"rank", event->rank < 0 ? Json(nullptr) : Json(event->rank)},
+                   {"host", *host},
+                   {"text", event->text}});
+  return out;
+}
+
+}  // namespace
+
+std::optional<FoundStraggler> find_straggler(const NodesSeen& nodes) {
+  std::vector<RankOfPace> ranks;
+  for (const auto& [node, seen] : nodes)
+    for (const RankStatus& rank : seen.status.ranks)
+      if (rank.state == static_cast<int>(WorkerState::kRunning)) ranks.push_back({rank.rank, rank.pace});
+  const auto found = find_straggler(ranks);
+  if (!found) return std::nullopt;
+  for (const auto& [node, seen] : nodes)
+    for (const RankStatus& rank : seen.status.ranks)
+      if (rank.rank == found->rank) return FoundStraggler{*found, seen.status.host};
+  return std::nullopt;
+}
+
+bool makes_sense(const NodeStatus& status, int node, const Assignment& assignment) {
+  return status.node == node && node > 0 && node < assignment.group_world_size &&
+         status.events.size() <= kMostEvents &&
+         std::all_of(status.ranks.begin(), status.ranks.end(), [&](const RankStatus& rank) {
+           return rank.rank >= 0 && rank.rank < assignment.world_size && rank.state >= 0 &&
+                  rank.state < static_cast<int>(kWorkerStates.size()) && rank.pace.waiting >= 0 &&
+                  rank.pace.waiting <= rank.pace.samples;
+         });
+}
+
+std::string job_status_json(const JobFacts& facts, const NodesSeen& nodes, bool with_times) {
+  const auto& place = facts.status.assignment;
+  const auto state = [](AgentState each) { return kAgentStates[static_cast<std::size_t>(each)]; };
+  Json out;
+  out["job"] = {{"run_id", facts.job.run_id},
+                {"program", facts.job.command.title},
+                {"state", state(facts.status.state)},
+                {"generation", place ? Json(place->generation) : Json(nullptr)},
+                {"restarts", place ? place->attempt : 0},
+                {"max_restarts", facts.job.max_restarts},
+                {"nodes", place ? Json(place->group_world_size) : Json(nullptr)},
+                {"world_size", place ? Json(place->world_size) : Json(nullptr)},
+                {"began", facts.began_s},
+                {"now", with_times ? Json(facts.now_s) : Json(nullptr)},
+                {"version", facts.version}};
+  Json& list = out["nodes"] = Json::array();
+  for (const auto& [node, seen] : nodes) {
+    Json gpus = Json::array();
+    for (const GpuReading& gpu : seen.status.gpus) gpus.push_back(json_of(gpu));
+    const double age_s = std::chrono::duration<double>(facts.now - seen.at).count();
+    list.push_back({{"node", node},
+                    {"host", seen.status.host},
+                    {"state", seen.status.state},
+                    {"age_s", with_times ? rounded(std::max(0.0, age_s)) : Json(nullptr)},
+                    {"status_address", text_or_null(seen.status.status_address)},
+                    {"gpus", std::move(gpus)}});
+  }
+  const auto straggler = find_straggler(nodes);
+  out["ranks"] =
+      columns(nodes, place ? place->world_size : 0, straggler ? straggler->found.rank : -1, with_times);
+  out["straggler"] = nullptr;
+  if (straggler)
+    out["straggler"] = {{"rank", straggler->found.rank},
+                        {"host", straggler->host},
+                        {"phase", text_or_null(straggler->found.phase)},
+                        {"seconds_per_step", rounded(straggler->found.seconds_per_step)},
+                        {"percent", rounded(straggler->found.percent)},
+                        {"text", straggler_text(straggler->found, straggler->host)}};
+  out["events"] = events_of(nodes);
+  out["failure"] = announced(facts.status.failure);
+  out["hang"] = announced(facts.status.hang);
+  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace muster::launcher

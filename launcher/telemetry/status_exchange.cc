@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launcher/telemetry/status_exchange.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "launcher/output/tail_reader.h"
+#include "launcher/progress/progress_sample.h"
+#include "launcher/text/node_message.h"
+#include "rendezvous/status/process_usage.h"
+
+namespace muster::launcher {
+namespace {
+
+using Kind = control::Status::Kind;
+
+constexpr std::chrono::seconds kLook{1};
+constexpr std::chrono::seconds kRareLook{5};  // at workers that report nothing
+constexpr std::size_t kEventsSent = 20;       // by another node: the last ones
+
+std::string no_log(int rank) {
+  return fmt::format("rank {} has no log file: its output is kept with -r or -t (--redirects, --tee)", rank);
+}
+
+}  // namespace
+
+StatusExchange::StatusExchange(boost::asio::io_context& io, const Job& job, const Telemetry& telemetry)
+    : io_(io),
+      job_(job),
+      telemetry_(telemetry),
+      timer_(io),
+      workers_(static_cast<std::size_t>(job.local_world_size)),
+      reader_(io) {
+  wait();
+}
+
+bool StatusExchange::is_first() const {
+  const auto& place = telemetry_.status().assignment;
+  return place ? place->group_rank == 0 : job_.one_node();
+}
+
+bool StatusExchange::is_here(int rank) const {
+  const auto& place = telemetry_.status().assignment;
+  return place && rank >= place->base_rank && rank < place->base_rank + job_.local_world_size;
+}
+
+bool StatusExchange::complete() const {
+  const auto& place = telemetry_.status().assignment;
+  if (!place) return true;
+  const Instant now = SteadyClock::now();
+  const auto fresh = std::count_if(nodes_.begin(), nodes_.end(),
+                                   [&](const auto& entry) { return now - entry.second.at < kLease; });
+  return generation_ == place->generation && fresh >= place->group_world_size;
+}
+
+// Looks. Steps of whole parts of a second would meet a step of the program always in the same phase: looks
+// are not quite a second apart.
+
+void StatusExchange::wait() {
+  const Instant now = SteadyClock::now();
+  const bool asked = now < asked_until_ || now - looked_ < kLease;
+  const auto shift = Millis(static_cast<std::int64_t>(now.time_since_epoch().count() / 1000 % 97) - 48);
+  lifetime_.call_at(timer_, now + (asked || reports_ ? kLook : kRareLook) + shift, [this] {
+    tick();
+    wait();
+  });
+}
+
+void StatusExchange::tick() {
+  const NodeStatus& here = look_here();
+  if (is_first() || SteadyClock::now() >= asked_until_) return;
+  NodeStatus out = here;
+  if (out.events.size() > kEventsSent)
+    out.events.erase(out.events.begin(), out.events.end() - static_cast<std::ptrdiff_t>(kEventsSent));
+  send(Kind::kNode, to_node_message(std::move(out)));
+}
+
+const NodeStatus& StatusExchange::look_here() {
+  const AgentStatus& status = telemetry_.status();
+  const Instant now = SteadyClock::now();
+  const auto& place = status.assignment;
+  if (place && place->generation != generation_) {  // what other nodes said is over
+    generation_ = place->generation;
+    nodes_.clear();
+  }
+  node_ = place ? place->group_rank : 0;
+  NodeSeen& seen = nodes_[node_];
+  const bool fresh = seen.at != Instant{} && now - seen.at < kLook / 2 && !seen.status.ranks.empty();
+  NodeStatus& out = seen.status;
+  out.node = node_;
+  out.host = job_.host;
+  out.state = kAgentStates[static_cast<std::size_t>(status.state)];
+  out.status_address = job_.status_address;
+  out.events.assign(status.events.begin(), status.events.end());
+  if (!place) return out;
+  if (fresh) {  // whoever asks often gets the same
+    for (std::size_t i = 0; i < out.ranks.size() && i < status.workers.size(); ++i)
+      out.ranks[i].state = static_cast<std::int32_t>(status.workers[i].state);
+    return out;
+  }
+  seen.at = now;
+  out.ranks.clear();
+  reports_ = false;
+  for (std::size_t i = 0; i < status.workers.size() && i < workers_.size(); ++i) {
+    RankStatus& rank = out.ranks.emplace_back(look_at(status.workers[i], workers_[i], now));
+    rank.local_rank = static_cast<std::int32_t>(i);
+    rank.rank = place->base_rank + rank.local_rank;
+  }
+  if (read_gpus_ && (now < asked_until_ || now - looked_ < kLease)) out.gpus = read_gpus_();
+  return out;
+}
+
+RankStatus StatusExchange::look_at(const WorkerStatus& worker, Worker& known, Instant now) {
+  RankStatus out;
+  out.pid = worker.pid;
+  out.state = static_cast<std::int32_t>(worker.state);
+  const bool running = worker.state == WorkerState::kRunning;
+  if (const auto usage = running ? read_process_usage(worker.pid) : std::nullopt) {
+    out.resident_bytes = static_cast<double>(usage->resident_bytes);
+    out.cpu_s = usage->cpu_seconds;
+    out.threads = usage->threads;
+  }
+  if (known.pid != worker.pid) known = {worker.pid, 0, {}, {}};
+  const auto progress = read_progress(worker.progress);
+  if (!progress) return out;
+  reports_ |= running;
+  if (known.moved == Instant{} || known.mark != progress->mark) {
+    known.mark = progress->mark;
+    known.moved = now;
+  }
+  out.idle_s = std::chrono::duration<double>(now - known.moved).count();
+  if (running) known.pace.add(*progress, now);
+  out.pace = known.pace.pace();
+  out.phase = progress->phase;
+  if (const auto position = position_in(progress->text)) {
+    out.epoch = position->epoch;
+    out.step = position->step;
+  }
+  out.steps = steps_in(progress->text);
+  const TrainingFigures figures = figures_in(progress->text);
+  out.loss = figures.loss;
+  out.throughput = figures.throughput;
+  return out;
+}
+
+void StatusExchange::look() {
+  const Instant now = SteadyClock::now();
+  const bool idle = now - looked_ >= kLease;
+  looked_ = now;
+  (void)look_here();
+  const auto& place = telemetry_.status().assignment;
+  if (is_first() && place && place->group_world_size > 1 && asked_until_ - now < kLease / 2) {
+    asked_until_ = now + kLease;
+    send(Kind::kRequestStatus, {}, kLease);
+  }
+  if (idle) wait();
+}
+
+// The other nodes.
+
+void StatusExchange::send(Kind kind, std::string payload, Millis lease) {
+  if (!send_) return;
+  control::Status message;
+  message.kind = kind;
+  message.lease = lease;
+  message.host = job_.host;
+  message.payload = std::move(payload);
+  ++sent_;
+  send_(std::move(message));
+}
+
+void StatusExchange::receive(const control::Status& message) {
+  const auto& place = telemetry_.status().assignment;
+  if (!place || message.to_all() == is_first()) return;
+  switch (message.kind) {
+    case Kind::kNode: {
+      auto read = from_node_message<NodeStatus>(message.payload, "a node's status");
+      if (!read || !makes_sense(*read, message.group_rank, *place)) return;
+      read->host = message.host;
+      (void)look_here();
+      NodeSeen& seen = nodes_[message.group_rank];
+      // A node sends its last events only: those before stay.
+      std::vector<JobEvent> events = std::move(seen.status.events);
+      for (JobEvent& event : read->events)
+        if (events.empty() || event.number > events.back().number) events.push_back(std::move(event));
+      if (events.size() > kMostEvents)
+        events.erase(events.begin(), events.end() - static_cast<std::ptrdiff_t>(kMostEvents));
+      read->events = std::move(events);
+      seen = {*std::move(read), SteadyClock::now()};
+      return;
+    }
+    case Kind::kLog: {
+      auto read = from_node_message<LogAnswer>(message.payload, "a worker's log");
+      const auto asked = read ? awaited_.find(read->number) : awaited_.end();
+      if (asked == awaited_.end()) return;
+      const LogRead done = std::move(asked->second);
+      awaited_.erase(asked);
+      if (!read->problem.empty()) return done(fail(ErrorCode::kNotFound, read->problem));
+      return done(fmt::format("{}\n", fmt::join(read->lines, "\n")));
+    }
+    case Kind::kRequestStatus: {
+      const Instant now = SteadyClock::now();
+      const bool idle = now >= asked_until_;
+      asked_until_ = now + std::clamp<Millis>(message.lease, Millis(0), kLease);
+      if (!idle) return;
+      tick();
+      return wait();
+    }
+    case Kind::kRequestLog: {
+      const auto request = from_node_message<LogRequest>(message.payload, "a request for a log");
+      if (!request || !is_here(request->rank)) return;
+      return read_own_log(*request,
+                          [this](LogAnswer answer) { send(Kind::kLog, to_node_message(std::move(answer))); });
+    }
+  }
+}
+
+// Logs.
+
+void StatusExchange::read_log(LogRequest request, LogRead done) {
+  const auto& place = telemetry_.status().assignment;
+  if (!place || request.rank < 0 || request.rank >= place->world_size)
+    return done(fail(ErrorCode::kNotFound, fmt::format("there is no rank {}", request.rank)));
+  request.lines = std::clamp(request.lines, 1, kMostLines);
+  if (is_here(request.rank))
+    return read_own_log(request, [done = std::move(done)](const LogAnswer& answer) {
+      if (!answer.problem.empty()) return done(fail(ErrorCode::kNotFound, answer.problem));
+      done(fmt::format("{}\n", fmt::join(answer.lines, "\n")));
+    });
+  constexpr std::size_t kMostAwaited = 64;
+  if (awaited_.size() >= kMostAwaited)
+    return done(fail(ErrorCode::kExhausted, "too many logs are asked for at a time"));
+  request.number = next_log_++;
+  awaited_.emplace(request.number, std::move(done));
+  send(Kind::kRequestLog, to_node_message(request));
+  const auto timer = std::make_shared<LoopTimer>(io_);
+  lifetime_.call_at(*timer, SteadyClock::now() + kLogTimeout, [this, timer, number = request.number] {
+    const auto late = awaited_.find(number);
+    if (late == awaited_.end()) return;
+    const LogRead call = std::move(late->second);
+    awaited_.erase(late);
+    call(fail(ErrorCode::kTimeout, "the rank's node did not answer in time"));
+  });
+}
+
+void StatusExchange::read_own_log(const LogRequest& request, std::function<void(LogAnswer)> done) {
+  const AgentStatus& status = telemetry_.status();
+  const auto local_rank = static_cast<std::size_t>(request.rank - status.assignment->base_rank);
+  const WorkerStatus& worker = status.workers[local_rank];
+  reader_.run(
+      [path = request.err ? worker.err : worker.out, request] {
+        LogAnswer out{request.number, {}, {}};
+        std::error_code unknown;
+        if (path.empty() || !std::filesystem::is_regular_file(path, unknown)) {
+          out.problem = no_log(request.rank);
+          return out;
+        }
+        out.lines = last_lines_of_log(path, static_cast<std::size_t>(request.lines), kMostLogBytes);
+        return out;
+      },
+      lifetime_.guard([done = std::move(done)](LogAnswer answer) { done(std::move(answer)); }));
+}
+
+}  // namespace muster::launcher

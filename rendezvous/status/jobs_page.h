@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// What musterd tells of its jobs beside /metrics: targets for Prometheus (GET /sd) and a page that lists the
+// jobs (GET /). Pure: from Jobs to text, every name in it escaped. Costs a look at every node of the jobs.
+// Nothing here fails. Source: Prometheus' "HTTP SD".
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "rendezvous/base/clock.h"
+#include "rendezvous/coordinator/jobs.h"
+
+namespace muster::net {
+
+using MaySee = std::function<bool(std::string_view run_id)>;
+
+/// A JSON array with an object for each agent that serves metrics: `targets`, one HOST:PORT, and `labels`
+/// run_id and host. Left out: an agent on another host that listens on a loopback address.
+[[nodiscard]] std::string service_discovery(const Jobs& jobs, const MaySee& may_see);
+
+/// HTML without scripts; "{nonce}" stands where the style's nonce belongs.
+[[nodiscard]] std::string jobs_page(const Jobs& jobs, const MaySee& may_see, std::string_view version,
+                                    Instant now);
+
+}  // namespace muster::net
