@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // musterctl: the detached jobs of this user on this host: ls, status, attach, logs, stop, rm; the jobs of a
-// coordinator: jobs; and the live view of either: top, open.
+// coordinator: jobs; the live view of either: top, open; and who uses the GPUs: gpus.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -17,6 +17,7 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "launcher/ctl/gpus_command.h"
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/jobs_command.h"
 #include "launcher/ctl/top_command.h"
@@ -317,6 +318,11 @@ int main(int argc, char** argv) {
   auto* forget = with_name(app.add_subcommand("rm", "forget one that has ended, and remove its output file"));
   JobsCommand look;
   CLI::App* jobs_of = define_jobs(app, look);
+  GpusCommand gpus;
+  auto* gpus_of =
+      app.add_subcommand("gpus", "who uses the GPUs of this host, and what dead agents left on them");
+  gpus_of->add_flag("--json", gpus.json, "for programs");
+  gpus_of->add_flag("--free", gpus.free, "end processes of yours that workers of dead agents are or started");
   TopCommand live;
   CLI::App* top = define_top(app, live);
   CLI::App* open = define_live(
@@ -332,6 +338,7 @@ int main(int argc, char** argv) {
 
   const Environment environment = current_environment();
   if (jobs_of->parsed()) return show_jobs(look, environment);
+  if (gpus_of->parsed()) return show_gpus(gpus, environment);
   if (!live.url.empty() || !live.coordinator.endpoint.empty())
     return (top->parsed() ? run_top : run_open)(live, nullptr, environment);
   const Jobs jobs(environment);

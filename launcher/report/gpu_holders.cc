@@ -214,22 +214,39 @@ std::vector<GpuHolder> find_gpu_holders_by_files(std::string_view device_files) 
   return judge_holders(look(std::move(uses)));
 }
 
-Result<std::string> end_holder(const GpuHolder& holder, Millis timeout) {
-  const UniqueFd process = open_pidfd(holder.use.pid);
-  if (!process) return std::string("had ended before");
-  // The handle is there: what it means is looked at again now.
-  const auto now = judge_holders(look({holder.use}));
-  if (now.size() != 1 || !now.front().to_free ||
-      now.front().process.start_ticks != holder.process.start_ticks)
-    return std::string("is not what it was, and was left alone");
-  for (const int signal : {SIGTERM, SIGKILL}) {
-    if (!send_signal(process.get(), signal) && errno != ESRCH)
-      return fail(errno_error(fmt::format("send a signal to pid {}", holder.use.pid), errno));
-    if (wait_for_end(process.get(), SteadyClock::now() + timeout))
-      return fmt::format("was ended by {}", signal == SIGTERM ? "SIGTERM" : "SIGKILL");
+std::vector<EndedHolder> end_holders(const std::vector<GpuHolder>& holders, Millis timeout) {
+  std::vector<EndedHolder> out;
+  std::vector<UniqueFd> handles;  // of each; empty: it is settled
+  std::set<std::int32_t> pids;
+  for (const GpuHolder& holder : holders) {
+    if (!holder.to_free || !pids.insert(holder.use.pid).second) continue;
+    EndedHolder& one = out.emplace_back(EndedHolder{holder.use.pid, true, "has ended by itself"});
+    UniqueFd& process = handles.emplace_back(open_pidfd(holder.use.pid));
+    if (!process) continue;
+    // The handle is there: what it means is looked at again now.
+    const GpuHolder now = judge_holders(look({holder.use})).front();
+    if (now.to_free && now.process.start_ticks == holder.process.start_ticks) continue;
+    one = {holder.use.pid, false, "is not what it was, and was left alone"};
+    process.reset();
   }
-  return fail(ErrorCode::kTimeout, fmt::format("pid {} has not ended {} s after SIGKILL: the driver holds it",
-                                               holder.use.pid, timeout.count() / 1000));
+  for (const auto& [signal, name] : {std::pair(SIGTERM, "SIGTERM"), std::pair(SIGKILL, "SIGKILL")}) {
+    for (std::size_t i = 0; i < handles.size(); ++i)
+      if (handles[i] && !send_signal(handles[i].get(), signal) && errno != ESRCH) {
+        out[i] = {out[i].pid, false, errno_error(fmt::format("was not ended: {}", name), errno).message};
+        handles[i].reset();
+      }
+    const Instant deadline = SteadyClock::now() + timeout;
+    for (std::size_t i = 0; i < handles.size(); ++i) {
+      if (!handles[i]) continue;
+      if (wait_for_end(handles[i].get(), deadline)) {
+        out[i].text = fmt::format("was ended by {}", name);
+        handles[i].reset();
+      } else if (signal == SIGKILL) {
+        out[i] = {out[i].pid, false, "does not end, as if the driver held it: SIGKILL has no effect"};
+      }
+    }
+  }
+  return out;
 }
 
 }  // namespace muster::launcher

@@ -3,7 +3,7 @@
 // gone has left behind. judge_holders() is pure: what NVML and /proc showed in, one GpuHolder for each
 // process on each device out. find_gpu_holders() takes the snapshot: by NVML's list, which in a container has
 // the numbers of the host, else by who has the device files open, as `fuser -v /dev/nvidia*`. It may not come
-// back where the driver is wedged: called in processes that can be killed (gpu_watch.h, musterctl gpus).
+// back where the driver is wedged: called by musterctl gpus, in a process that can be killed.
 // Failure: what cannot be read is left out. Source: NVML API reference, proc(5).
 #pragma once
 
@@ -13,8 +13,6 @@
 #include <string_view>
 #include <sys/types.h>
 #include <vector>
-
-#include <muster/result.h>
 
 #include "launcher/hardware/nvml.h"
 #include "rendezvous/base/clock.h"
@@ -49,7 +47,7 @@ struct GpuSnapshot {
 
 enum class HolderKind : std::uint8_t {
   kForeign,     // of no job that muster started, as far as its environment may be read
-  kWorker,      // a living agent is above it
+  kWorker,      // an agent is above it, or that none is cannot be shown
   kLeftBehind,  // a worker, or started by one, whose agent is gone
   kZombie,      // it has ended, and its parent has not taken notice
   kUnseen,      // it has ended, or is in a PID namespace that is not seen from here
@@ -76,8 +74,13 @@ struct GpuHolder {
 /// Without NVML. `device_files`: what their paths begin with, a number follows.
 [[nodiscard]] std::vector<GpuHolder> find_gpu_holders_by_files(std::string_view device_files = "/dev/nvidia");
 
-/// Ends one that is `to_free`, by a handle: SIGTERM, and SIGKILL after `timeout`, if it is still what was
-/// seen. Returns what came of it, "was ended by SIGTERM". kTimeout: it has not ended.
-[[nodiscard]] Result<std::string> end_holder(const GpuHolder& holder, Millis timeout);
+struct EndedHolder {
+  std::int32_t pid = 0;
+  bool ended = false;
+  std::string text;  // what came of it: "was ended by SIGTERM"
+};
+/// Ends those that are `to_free` and still what was seen, by a handle each: SIGTERM, and after `timeout`
+/// SIGKILL.
+[[nodiscard]] std::vector<EndedHolder> end_holders(const std::vector<GpuHolder>& holders, Millis timeout);
 
 }  // namespace muster::launcher

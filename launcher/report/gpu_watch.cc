@@ -31,10 +31,10 @@ constexpr std::size_t kMostEvents = 64;
 constexpr std::size_t kMostBytes = 256 * 1024;
 constexpr Millis kBetweenReadings{1000};  // NVML's own figures are means of up to a second
 constexpr Millis kLookedAt{60'000};       // after a look: as long as most scrape intervals
-constexpr char kAskFigures = 'f', kAskHolders = 'h';
+constexpr char kAskFigures = 'f';
 
-/// From the child: all GPUs, and then each event, and who uses the GPUs.
-using Message = std::variant<std::vector<Gpu>, std::string, std::vector<GpuHolder>>;
+/// From the child: all GPUs, and then each event.
+using Message = std::variant<std::vector<Gpu>, std::string>;
 
 /// Where nobody reads, the channel is full of the first ones, which count.
 void tell(int out, const Message& message) {
@@ -80,8 +80,7 @@ class GpuServer {
       if (retry_eintr([&] { return ::poll(&request, 1, static_cast<int>(wait.count())); }) > 0) {
         char what = 0;
         if (retry_eintr([&] { return ::recv(channel_, &what, 1, 0); }) != 1) return;
-        if (what == kAskHolders) tell(channel_, find_gpu_holders(nvml_));
-        if (what == kAskFigures) looked_at_until = SteadyClock::now() + kLookedAt;
+        looked_at_until = SteadyClock::now() + kLookedAt;
       }
       const Instant now = SteadyClock::now();
       if (now >= looked_at_until || now < next) continue;
@@ -178,8 +177,6 @@ bool GpuWatch::read_one() {
   ArchiveReader{std::string_view(bytes).substr(0, static_cast<std::size_t>(n))}(message);
   if (const auto* gpus = std::get_if<std::vector<Gpu>>(&message))
     gpus_ = *gpus;
-  else if (auto* holders = std::get_if<std::vector<GpuHolder>>(&message))
-    holders_ = std::move(*holders);
   else if (events_.size() < kMostEvents)
     events_.push_back(std::get<std::string>(message));
   return true;
@@ -213,17 +210,6 @@ std::optional<GpuWatch::Readings> GpuWatch::figures(Instant now) {
     return out;
   }
   return std::nullopt;
-}
-
-void GpuWatch::ask_holders() {
-  holders_.reset();
-  if (!closed_) (void)::send(process_.channel(), &kAskHolders, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-}
-
-const std::optional<std::vector<GpuHolder>>& GpuWatch::holders() {
-  while (!holders_ && read_one()) {
-  }
-  return holders_;
 }
 
 }  // namespace muster::launcher

@@ -4,8 +4,8 @@
 // (A thread could not be stopped while NVML waits, and a wedged driver would keep the agent from ending; a
 // process is killed.) Started by main on nodes with GPUs; read by PostMortem when a worker has failed.
 // Drivers without Xid events, and containers where they are not permitted, give the GPUs only. It also reads
-// what the GPUs do, once a second while somebody looks, into a page that it shares with the agent, and tells
-// who uses them when it is asked: a driver that is wedged makes the figures old, and holds nobody. One loop.
+// what the GPUs do, once a second while somebody looks, into a page that it shares with the agent: a driver
+// that is wedged makes the figures old, and holds nobody. One loop.
 // Costs a fork, and no time until it is read. Source: NVML API reference, "Event Handling Methods".
 #pragma once
 
@@ -22,7 +22,6 @@
 #include "launcher/hardware/gpus.h"
 #include "launcher/hardware/nvml.h"
 #include "launcher/process/helper_process.h"
-#include "launcher/report/gpu_holders.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
@@ -53,11 +52,6 @@ class GpuWatch {
   /// finds nothing. Does not block.
   [[nodiscard]] std::optional<Readings> figures(Instant now);
 
-  /// Asks who uses the GPUs now; the answer makes output() readable. Does not block.
-  void ask_holders();
-  /// The last answer; nothing: there was none since holders were asked for. Does not block.
-  [[nodiscard]] const std::optional<std::vector<GpuHolder>>& holders();
-
  private:
   struct Page;  // of figures
   struct Unmap {
@@ -72,7 +66,6 @@ class GpuWatch {
   std::unique_ptr<Page, Unmap> page_;  // with the process
   HelperProcess process_;
   Instant asked_{};  // for figures
-  std::optional<std::vector<GpuHolder>> holders_;
   bool closed_ = false;
   std::optional<std::vector<Gpu>> gpus_;
   std::vector<std::string> events_;

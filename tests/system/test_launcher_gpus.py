@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from launcher_support import MUSTER, alive, clean_environment, let_go, muster, read_report, wait_for
+from launcher_support import MUSTER, alive, child_named, clean_environment, let_go, muster, read_report, wait_for
 from metrics_support import ask, check_with_promtool, health, listens_at, metrics
 
 BIN = os.path.dirname(MUSTER)
@@ -88,3 +88,88 @@ def test_a_driver_that_is_wedged_leaves_the_last_figures_with_their_age_and_hold
     assert 97 in metrics(address).values()
     let_go(go)
     assert job.wait(60) == 0
+
+
+LEAVES_A_DAEMON = """
+import os, pathlib, signal, subprocess
+# A loader of data with a session of its own, which ignores SIGTERM.
+child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo > ready; while :; do sleep 1000 & wait; done"], start_new_session=True)
+while not os.path.exists("ready"): signal.sigtimedwait([], 0.01)
+pathlib.Path("draft").write_text(str(child.pid))
+os.rename("draft", "daemon")
+signal.pause()
+"""
+
+
+def running_daemon(muster, *options, env):
+    """A job whose worker has started a process that nothing but muster ends. Returns it, worker and daemon."""
+    muster.tmp_path.joinpath("daemon").unlink(missing_ok=True)
+    muster.tmp_path.joinpath("ready").unlink(missing_ok=True)
+    job = muster.start("--gpus=0", *options, muster.script("leaves.py", LEAVES_A_DAEMON), env=env)
+    daemon = wait_for(lambda: (file := muster.tmp_path / "daemon").exists() and int(file.read_text()), "the daemon")
+    return job, daemon
+
+
+def kill_agent_and_guardian(job):
+    """As by the kernel for memory: nobody is left to end what the workers started."""
+    os.kill(child_named(job.pid, "job-guardian"), signal.SIGKILL)
+    job.kill()
+    job.wait(60)
+
+
+def test_gpus_names_who_uses_each_gpu_and_ends_only_what_a_dead_agent_left_to_its_caller(muster, gpus):
+    alive_job, kept = running_daemon(muster, "--rdzv-id=job-a", env=gpus.environment)
+    dead_job, left = running_daemon(muster, "--rdzv-id=job-b", env=gpus.environment)
+    foreign = subprocess.Popen(["sleep", "1000"])
+    zombie = subprocess.Popen(["true"])
+    try:
+        wait_for(lambda: f"\nState:\tZ" in open(f"/proc/{zombie.pid}/status").read(), "a zombie")
+        gpus.hold([kept, foreign.pid, left], [left, zombie.pid, 4194300])
+        assert {entry["kind"] for entry in gpus.listed().values()} == {"worker", "foreign", "zombie", "unseen"}
+        kill_agent_and_guardian(dead_job)
+        listed = wait_for(lambda: (now := gpus.listed())[left]["kind"] == "left-behind" and now, "the orphan")
+        assert {pid: entry["to_free"] for pid, entry in listed.items()} == {
+            kept: False, foreign.pid: False, left: True, zombie.pid: False, 4194300: False}
+        assert (listed[left]["rank"], listed[left]["run_id"], listed[left]["gpu"]) == ("0", "job-b", 1)
+        assert listed[foreign.pid]["command"] == "sleep 1000" and listed[foreign.pid]["uid"] == os.getuid()
+        assert listed[kept]["memory_bytes"] == 2 << 30 and "rank" not in listed[foreign.pid]
+        said = gpus.ctl()
+        assert said.returncode == 0 and alive(left)
+        assert said.stdout.count("--free would end this: pid ") == 2  # on two GPUs
+        assert f"would end this: pid {left} (" in said.stdout and "rank 0 of job-b, left behind by an agent that is gone" in said.stdout
+        freed = gpus.ctl("--free")
+        assert (freed.returncode, freed.stdout.splitlines()[-1]) == (0, f"pid {left} was ended by SIGKILL")
+        assert not alive(left) and alive(kept) and foreign.poll() is None and alive_job.poll() is None
+        assert "nothing to end" in gpus.ctl("--free").stdout
+    finally:
+        foreign.kill()
+        foreign.wait()
+        zombie.wait()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
+def test_gpus_leaves_what_belongs_to_another_user_even_if_its_agent_is_dead(muster, gpus):
+    code = "import os; os.fork() and os._exit(0); os.setsid(); os.setuid(65534); os.write({}, str(os.getpid()).encode()); os.execvp('sleep', ['sleep', '1000'])"
+    read, write = os.pipe()
+    subprocess.run([sys.executable, "-c", code.format(write)],
+                   env={**os.environ, "MUSTER_LINEAGE": "of-a-dead-agent"}, pass_fds=[write], stdout=subprocess.DEVNULL, timeout=60, check=True)
+    other = int(os.read(read, 20))
+    os.close(read), os.close(write)
+    try:
+        gpus.hold([other], None)
+        entry = wait_for(lambda: (now := gpus.listed()[other])["command"] == "sleep 1000" and now, "the program")
+        assert (entry["kind"], entry["to_free"], entry["uid"]) == ("left-behind", False, 65534)
+        assert "nothing to end" in gpus.ctl("--free").stdout and alive(other)
+    finally:
+        os.kill(other, signal.SIGKILL)
+
+
+def test_gpus_says_where_nvml_does_not_answer_and_goes_by_the_device_files(muster, gpus):
+    gpus.file.write_text("init=9\n")
+    said = gpus.ctl("--json")
+    assert said.returncode == 0
+    assert "device files" in said.stderr and json.loads(said.stdout)["source"] == "device-files"
+    os.unlink(gpus.file)
+    os.mkfifo(gpus.file)  # the driver waits for ever
+    said = gpus.ctl()
+    assert said.returncode == 0 and "has not answered within 5 s" in said.stderr
