@@ -131,6 +131,8 @@ class Agent:
                 return "preempted"
             if code == 0 and self.scene.kind.is_over(self.scene):
                 return "done"
+            if self.scene.told and re.search(rf"error: job stopped by SIG\w+ on \S+; exit status {code}\b", said):
+                return "stopped with its job"  # fewer than MIN nodes were left by one that was told to go
         allowed = {-signal.SIGKILL, *(128 + n for n in self.told), *(-n for n in self.told)} if self.told else set()
         if signal.SIGKILL not in self.told:
             allowed.discard(-signal.SIGKILL)
