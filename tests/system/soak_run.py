@@ -187,7 +187,11 @@ class Soak:
         return self.of_node(target, seconds, lambda node: self.nodes.lose(node, 0), lambda node: self.nodes.find(node, 0))
 
     def slow_link(self, target, seconds):
-        return self.of_node(target, seconds, self.nodes.slow, self.nodes.fast)
+        try:
+            return self.of_node(target, seconds, self.nodes.slow, self.nodes.fast)
+        except (FileNotFoundError, subprocess.CalledProcessError):
+            self.done["slow-link: no tc or no tbf here"] += 1
+            return False
 
     def disk_full(self, target, seconds):
         """Also full for who saves while it is."""
