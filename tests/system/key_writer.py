@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCPStore client that writes keys to a daemon that dies and comes back, and remembers which were acknowledged. At
-SIGTERM it looks for each of them and prints how many there were and which are lost or wrong."""
+"""A TCPStore client that writes keys to a daemon that dies and comes back, and remembers which were acknowledged. It
+looks for the last ones when the daemon is back, and at SIGTERM for each, and prints how many there were and which are lost or wrong."""
 import signal
 import socket
 import struct
@@ -8,6 +8,7 @@ import sys
 import time
 
 SET, GET, ADD, CHECK = 1, 3, 4, 5
+LOOKED_AT = 1000  # of the last keys, whenever the daemon has come back
 HELLO = bytes([0]) + struct.pack("<I", 0x3C85F7CE)
 
 
@@ -55,26 +56,32 @@ class Client:
         return self.get(key) == value
 
 
+def lost_of(client, kept, count, tries):
+    lost = [key for key, value in kept if not client.has(key) or client.get(key) != value]
+    return lost if count <= client.add(b"/count", 0) <= tries else [*lost, b"/count"]
+
+
 def main(host, port):
-    stopping, kept, count, tries = [], [], 0, 0
+    stopping, kept, lost, count, tries, looks = [], [], [], 0, 0, 0
     signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
     client = Client(host, port, 60)
     print("ready", flush=True)
-    while not stopping:
+    while not stopping and not lost:
         tries += 1
         key, value = b"/k%d" % tries, b"value %d" % tries
         try:
+            if client is None:
+                client = Client(host, port, 60)
+                lost = lost_of(client, kept[-LOOKED_AT:], count, tries)
+                looks += 1
             if client.set(key, value):
                 kept.append((key, value))
             count = client.add(b"/count", 1)
         except OSError:
-            client = Client(host, port, 60)
+            client = None
         time.sleep(0.002)  # a steady writer, not a load test
-    client = Client(host, port, 60)
-    lost = [key for key, value in kept if not client.has(key) or client.get(key) != value]
-    if client.add(b"/count", 0) < count:
-        lost.append(b"/count")
-    print(f"{len(kept)} acknowledged, {len(lost)} lost {lost[:5]}", flush=True)
+    lost += lost_of(Client(host, port, 60), kept, count, tries)
+    print(f"{len(kept)} acknowledged, {len(lost)} lost {lost[:5]}, {looks} looks after the daemon came back", flush=True)
     return 1 if lost else 0
 
 

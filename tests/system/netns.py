@@ -108,6 +108,20 @@ class Nodes:
     def find(self, node, other):
         ip("-n", self.names[node], "neigh", "del", self.address(other), "dev", "eth0")
 
+    def link(self, node, state):
+        """Down: the node's device loses its carrier."""
+        ip("-n", self.hub, "link", "set", f"p{node}", state)
+
+    def slow(self, node, rate="4mbit"):
+        """In both directions, with a queue of half a second; what does not fit is lost. Needs the kernel's tbf; until fast()."""
+        for end in ((self.names[node], "eth0"), (self.hub, f"p{node}")):
+            subprocess.run(["tc", "-n", end[0], "qdisc", "replace", "dev", end[1], "root", "tbf", "rate", rate, "burst", "8kb",
+                            "latency", "500ms"], check=True, capture_output=True)
+
+    def fast(self, node):
+        for end in ((self.names[node], "eth0"), (self.hub, f"p{node}")):
+            subprocess.run(["tc", "-n", end[0], "qdisc", "del", "dev", end[1], "root"], check=True, capture_output=True)
+
     def command(self, node, *args):
         return ["ip", "netns", "exec", self.names[node], *map(str, args)]
 

@@ -2,8 +2,8 @@
 """What the fault tests look for in the end is found: worlds that never should have been, made up here."""
 import pytest
 
-from chaos_support import Record, attribute
 from faults_support import Place, Scene, check_worlds
+from soak_jobs import Record, attribute
 
 GOOD = {"a": [Place(0, 0, 2, 0, 1, 4), Place(1, 0, 2, 0, 1, 4)], "b": [Place(0, 1, 2, 2, 3, 4), Place(1, 1, 2, 2, 3, 4)]}
 WRONG = {

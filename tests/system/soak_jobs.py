@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that go through random faults of workers, agents, nodes and the daemon; and the promises that hold meanwhile: no
-process outlives its agent for long, no two ranks with one number, no two worlds with one generation, no hang."""
+"""Jobs that go through the faults of scripts/soak, and what holds meanwhile: no process outlives its agent for long, no two
+ranks have one number, no generation has two worlds, and all comes to rest once there are no faults."""
 import collections
 import contextlib
 import os
@@ -19,13 +19,13 @@ trap 'exit 3' USR1
 trap 'exit 0' USR2
 sleep 6007 &
 setsid sleep 6008 &
-echo "$RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $$" >>"$CHAOS_RECORD"
+echo "$RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $$" >>"$SOAK_RECORD"
 wait
 """
-RULES = ["--nnodes=1:4", "--spares=1", "--max-restarts=1000000", "--shutdown-timeout=2",
-         "--rdzv-conf=last_call_timeout=0.05,cool_down=0,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"]
-RANKS = 2           # of each agent
+CONF = "cool_down=0,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
+RULES = ["--max-restarts=1000000", "--shutdown-timeout=2"]
 ORPHAN_PATIENCE = 20  # seconds for all below an agent to be gone after it: far more than it takes on a loaded machine
+PREEMPTED = 85
 FATAL = {signal.SIGKILL: "killed", signal.SIGTERM: "told to go", signal.SIGINT: "interrupted"}
 
 Record = collections.namedtuple("Record", "rank size node nodes pid")
@@ -41,7 +41,7 @@ def marked(folder):
             environ = (entry / "environ").read_bytes()
         except OSError:
             continue
-        at = re.search(rb"(?:^|\0)CHAOS_RECORD=([^\0]*)", environ)
+        at = re.search(rb"(?:^|\0)SOAK_RECORD=([^\0]*)", environ)
         if at and at[1].decode().startswith(f"{folder}/") and alive(entry.name):
             found[at[1].decode()].add(int(entry.name))
     return found
@@ -50,13 +50,31 @@ def marked(folder):
 STANDINGS = re.compile(r"generation \d+: node|outside the world|the workers start again|waiting for the (?:next generation|coordinator)")
 
 
+class Idle:
+    """Jobs whose workers wait: up to four nodes with two ranks each, and a spare."""
+    most, ranks, can_be_preempted = 4, 2, False
+    options = ["--nnodes=1:4", "--spares=1", f"--rdzv-conf=last_call_timeout=0.05,{CONF}"]
+
+    def __init__(self, folder, number):
+        self.backend = ("muster", "c10d")[number % 2]
+        self.command = ["sh", write(folder, "worker.sh", WORKER)]
+
+    def options_of(self, name):
+        return self.options
+
+
 class Agent:
-    def __init__(self, scene, name, node):
-        self.scene, self.name, self.node, self.record = scene, name, node, scene.tmp_path / f"{name}.record"
+    """At a place of its job, on the node of that place. What it runs and with which rules is `scene.kind`'s."""
+
+    def __init__(self, scene, name, place):
+        self.scene, self.name, self.place, self.record = scene, name, place, scene.tmp_path / f"{name}.record"
+        self.node = 1 + place % 3
         self.frozen, self.troubled, self.told, self.ended = False, False, set(), None
-        self.process = scene.spawn(name, node, MUSTER, "--rdzv-backend=muster", f"--rdzv-id={scene.id}",
-                                   f"--rdzv-endpoint={scene.endpoint}", f"--nproc-per-node={RANKS}", f"--local-addr=host{name}",
-                                   *RULES, "sh", scene.script, env=clean_environment(LOGLEVEL="INFO", CHAOS_RECORD=self.record, **scene.common))
+        kind = scene.kind
+        self.process = scene.spawn(name, self.node, MUSTER, f"--rdzv-backend={kind.backend}", f"--rdzv-id={scene.id}",
+                                   f"--rdzv-endpoint={scene.endpoint}", f"--nproc-per-node={kind.ranks}", f"--local-addr=host{name}",
+                                   *RULES, *kind.options_of(name), *kind.command,
+                                   env=clean_environment(LOGLEVEL="INFO", SOAK_RECORD=self.record, **scene.common))
 
     @property
     def alive(self):
@@ -72,9 +90,9 @@ class Agent:
     def workers(self):
         """The live ones, by pid."""
         out = {}
-        for record in self.records()[-2 * RANKS:]:
+        for record in self.records()[-2 * self.scene.kind.ranks:]:
             try:
-                own = f"CHAOS_RECORD={self.record}".encode() in pathlib.Path(f"/proc/{record.pid}/environ").read_bytes()
+                own = f"SOAK_RECORD={self.record}".encode() in pathlib.Path(f"/proc/{record.pid}/environ").read_bytes()
             except OSError:
                 continue
             if own and alive(record.pid):
@@ -89,18 +107,32 @@ class Agent:
 
     def tell(self, number):
         self.told.add(number)
+        self.scene.told |= number in (signal.SIGTERM, signal.SIGINT)
         self.process.send_signal(number)
 
-    def freeze(self, frozen):
+    def freeze(self, frozen, others=()):
         self.frozen, self.troubled = frozen, True
+        for pid in others:
+            send(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
         if self.alive:
             self.process.send_signal(signal.SIGSTOP if frozen else signal.SIGCONT)
+
+    def below(self):
+        """Its guardian, workers and what they started."""
+        return marked(self.scene.tmp_path).get(str(self.record), set()) - {self.process.pid}
 
     def check_end(self):
         """It ended as it was told to, or because it was away."""
         code, said = self.process.returncode, self.scene.err(self.name)
         if code == 69 and "the job is over" in said:
             return "came as its job ended"
+        if self.scene.kind.can_be_preempted:  # a signal to one node asks the workers of all to save, and ends the job
+            if code == PREEMPTED and self.scene.told:
+                return "preempted"
+            if code == 0 and self.scene.kind.is_over(self.scene):
+                return "done"
+            if self.scene.told and re.search(rf"error: job stopped by SIG\w+ on \S+; exit status {code}\b", said):
+                return "stopped with its job"  # fewer than MIN nodes were left by one that was told to go
         allowed = {-signal.SIGKILL, *(128 + n for n in self.told), *(-n for n in self.told)} if self.told else set()
         if signal.SIGKILL not in self.told:
             allowed.discard(-signal.SIGKILL)
@@ -115,24 +147,30 @@ class Agent:
 class Jobs:
     """All jobs, their agents, and what has to hold at any time."""
 
-    def __init__(self, folder, scenes):
-        self.folder, self.scenes, self.agents, self.living = folder, scenes, [], []
-        self.ends, self.buried = collections.Counter(), []
-        for scene in scenes:
-            scene.script = write(scene.tmp_path, "worker.sh", WORKER)
+    def __init__(self, folder):
+        self.folder, self.scenes, self.agents, self.living = folder, [], [], []
+        self.ends, self.checked, self.buried = collections.Counter(), collections.Counter(), []
 
-    def join(self, scene, node):
-        self.agents.append(Agent(scene, f"a{len(self.agents)}", node))
+    def add(self, scene, kind):
+        scene.kind, scene.told, scene.over = kind, False, False
+        self.scenes.append(scene)
+
+    def join(self, scene, place):
+        self.agents.append(Agent(scene, f"a{len(self.agents)}", place))
         self.living.append(self.agents[-1])
         return self.agents[-1]
 
     def of(self, scene):
         return [agent for agent in self.living if agent.scene is scene]
 
+    def at(self, scene, place):
+        return next((agent for agent in self.of(scene) if agent.place == place), None)
+
     def look(self):
         """Takes note of agents that ended; those that did so a while ago have left no process."""
         for agent in [agent for agent in self.living if not agent.alive]:
             self.ends[agent.check_end()] += 1
+            self.checked["exit codes"] += 1
             agent.ended = time.monotonic()
             self.living.remove(agent)
             self.buried.append(agent)
@@ -145,6 +183,7 @@ class Jobs:
                 assert not late, f"{agent.name} of {agent.scene.id} has ended ({agent.process.returncode}) and left {describe(left)}"
             else:
                 self.buried.remove(agent)
+                self.checked["agents without orphans"] += 1
 
     def at_rest(self):
         """Every job has one world, each of whose ranks runs once; nothing else of any job runs."""
@@ -159,7 +198,7 @@ class Jobs:
             latest = {agent: (scene.places(agent.name) or [None])[-1] for agent in agents}
             last = max((place.generation for place in latest.values() if place), default=None)
             members = [agent for agent in agents if latest[agent] and latest[agent].generation == last]
-            if not members or not len(members) == latest[members[0]].nodes == min(4, len(agents)):
+            if not members or not len(members) == latest[members[0]].nodes == min(scene.kind.most, len(agents)):
                 return False
             if any(not agent.outside for agent in agents if agent not in members):
                 return False
@@ -182,12 +221,6 @@ class Jobs:
         return [(scene.id, agent.name, agent.frozen, scene.places(agent.name)[-2:], agent.workers(), scene.err(agent.name)[-600:])
                 for scene in self.scenes for agent in self.of(scene)]
 
-    def rest(self, seconds=60):
-        try:
-            wait_for(self.at_rest, "all to come to rest", seconds)
-        except AssertionError as late:
-            raise AssertionError(f"{late}: {[agent.name for agent in self.buried]} {self.describe()}") from None
-
     def finish(self):
         """All workers succeed, and with them their agents."""
         for agent in self.living:
@@ -208,11 +241,11 @@ class Jobs:
                 os.kill(pid, signal.SIGKILL)
 
     def check_history(self):
-        """How many worlds there were."""
-        worlds = sum(len(check_worlds(scene)) for scene in self.scenes)
+        """Of all that ever were."""
+        self.checked["worlds"] += sum(len(check_worlds(scene)) for scene in self.scenes)
         for agent in self.agents:
             attribute(agent)
-        return worlds
+            self.checked["starts of a worker"] += len(agent.records())
 
 
 def attribute(agent):
@@ -226,6 +259,14 @@ def attribute(agent):
             place, used = next(places, None), set()
             assert place, f"{agent.name} of {agent.scene.id}: {record} is of no world in {agent.scene.places(agent.name)}"
         used.add(record.rank)
+
+
+def send(pid, number):
+    try:
+        os.kill(pid, number)
+        return True
+    except ProcessLookupError:
+        return False
 
 
 def describe(pids):
