@@ -15,6 +15,7 @@ import measure
 import metrics
 
 NODES, RANKS = 10000, 8
+WORST = 1.0  # error of a size that was left out, above which a fit says nothing of sizes beyond
 ASSUMPTIONS = f"""A fit is least squares of relative errors over the medians. Of a + b n, a + b log n and a + b n log n that one is taken which
 predicts best a size that was left out; its error there is given. The interval has 90 % of further measurements, if the model holds
 at that size: no fit knows of a queue, a cache or a table that is full only beyond what was measured. With three sizes the interval
@@ -122,7 +123,9 @@ class Growth:
         self.fits, self.unfit, self.limits = {}, [], []
         for title, (unit, value, points) in metrics.series(benches).items():
             fitted = growth.fit([(n, s["median"]) for n, s in points.items() if s["median"] > 0])
-            if fitted:
+            if fitted and fitted.error > WORST:
+                self.unfit.append(f"{title}: the best model, {fitted.model}, misses a size that was left out by {100 * fitted.error:.0f} %")
+            elif fitted:
                 self.fits[title] = unit, value, points, fitted
             else:
                 self.unfit.append(f"{title}: measured at {len(points)} size{'s' if len(points) > 1 else ''}, {growth.FEWEST} are needed")

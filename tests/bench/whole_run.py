@@ -40,6 +40,8 @@ ALWAYS = {"store": ["--connections=1,8,32,256"]}  # several sizes: their growth 
 MINUTES = (60, 4.75)
 ENDS = 10  # seconds that a bench has to end what it started
 _PR_SET_CHILD_SUBREAPER = 36
+# The system's, as its packages are what benches import: the Slurm of the tests needs pytest.
+PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
 
 
 class Peer:
@@ -49,8 +51,17 @@ class Peer:
         self.name, self.package, self.version = name, package, version
 
 
-def _command(*command):
-    return lambda: (measure.first_line(*command) or "found") if shutil.which(command[0]) else None
+def _command(name, *asked, word=""):
+    """The line of what `asked` prints that has the word, without spaces in a row; the first of all lines."""
+    def version():
+        if not shutil.which(name):
+            return None
+        try:
+            done = subprocess.run(asked, text=True, capture_output=True, timeout=60)
+        except (OSError, subprocess.TimeoutExpired):
+            return "found"
+        return next((" ".join(line.split()) for line in (done.stdout + done.stderr).splitlines() if word in line), "found")
+    return version
 
 
 def _folder(name):
@@ -64,8 +75,8 @@ PEERS = [
     Peer("torchrun and PyTorch", "", _folder("torch")), Peer("torchvision", "", _folder("torchvision")), Peer("safetensors", "", _folder("safetensors")),
     Peer("matplotlib", "", _folder("matplotlib")),
     Peer("PyTorch of Debian", "python3-torch", lambda: "found" if os.path.isdir("/usr/lib/python3/dist-packages/torch") else None),
-    Peer("mpirun", "openmpi-bin", _command("mpirun.openmpi", "--version")), Peer("hydra", "mpich", _command("mpiexec.hydra", "--version")),
-    Peer("srun", "slurmctld slurmd slurm-client munge", _command("srun", "--version")), Peer("redis", "redis-server", _command("redis-server", "--version")),
+    Peer("mpirun", "openmpi-bin", _command("mpirun.openmpi", "mpirun.openmpi", "--version")), Peer("hydra", "mpich", _command("mpiexec.hydra", "mpiexec.hydra", "--version", word="Version:")),
+    Peer("srun", "slurmctld slurmd slurm-client munge", _command("srun", "slurmd", "-V")), Peer("redis", "redis-server", _command("redis-server", "redis-server", "--version")),
 ]
 
 
@@ -121,7 +132,7 @@ def run(name, arguments, seconds, folder, command=None):
     """What became of one bench: status ok, failed or cut off, with its text; what it prints goes to folder/NAME.log."""
     log, saved = folder / f"{name}.log", folder / f"{name}.json"
     saved.unlink(missing_ok=True)
-    command = command or [sys.executable, "-B", __file__, str(folder), name, *arguments, "--save"]
+    command = command or [PYTHON, "-B", __file__, str(folder), name, *arguments, "--save"]
     start = time.monotonic()
     with open(log, "wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
@@ -145,7 +156,8 @@ def run(name, arguments, seconds, folder, command=None):
         return {**outcome, "status": "cut off", "text": f"not done within {seconds:.0f} s; its last line: {lines[-1] if lines else 'none'}"}
     if process.returncode or not saved.exists():
         return {**outcome, "status": "failed", "text": f"exit status {process.returncode}: {lines[-1] if lines else 'it said nothing'}"}
-    return {**outcome, "status": "ok", "text": "", "result": json.loads(saved.read_text())}
+    left_out = [line for line in lines if line.startswith("without ")]
+    return {**outcome, "status": "ok", "text": "; ".join(left_out), "result": json.loads(saved.read_text())}
 
 
 def main(arguments, build=lambda names: True):

@@ -152,6 +152,15 @@ def test_wrong_arguments_are_told_before_anything_is_built(arguments, words):
     assert done.returncode == 2 and words in done.stderr.strip().splitlines()[-1]
 
 
+def test_a_series_that_no_model_foretells_is_not_drawn_out():
+    cell = lambda ms: {**{step: {"ms": summary(ms, ms)} for step in ("join", "failure", "again", "finish")}, "bytes_per_agent": summary(9, 9)}  # noqa: E731
+    value = json.loads((ROOT / "tests/bench/results/rendezvous.json").read_text())
+    value["nodes"] = {"10": cell(5.0), "100": cell(0.4), "1000": cell(300.0)}
+    growing = report.Growth({"rendezvous": value})
+    assert not growing.fits and any("join: the best model" in line and "misses a size" in line for line in growing.unfit)
+    assert {limit.what.split(",")[0] for limit in growing.limits} == {"descriptors", "memory", "local ports behind one address"}
+
+
 class Page(html.parser.HTMLParser):
     """Tags and what they refer to."""
 
@@ -245,6 +254,12 @@ def test_a_bench_that_is_not_done_in_time_is_cut_off_with_all_it_started(tmp_pat
 def test_a_bench_that_fails_is_reported_with_its_last_line(tmp_path):
     outcome = whole_run.run("logs", [], 60, tmp_path, python("print('a reason'); raise SystemExit(3)"))
     assert outcome["status"] == "failed" and outcome["text"] == "exit status 3: a reason"
+
+
+def test_what_a_bench_left_out_is_told_beside_its_figures(tmp_path):
+    code = f"print('without redis: install it')\nprint('a figure')\nopen({str(tmp_path / 'logs.json')!r}, 'w').write('{{}}')"
+    outcome = whole_run.run("logs", [], 60, tmp_path, python(code))
+    assert (outcome["status"], outcome["text"], outcome["result"]) == ("ok", "without redis: install it", {})
 
 
 def test_time_that_is_not_used_goes_to_the_benches_that_follow():
