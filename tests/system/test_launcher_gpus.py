@@ -7,8 +7,14 @@ import subprocess
 import sys
 
 import pytest
-
-from launcher_support import MUSTER, alive, child_named, clean_environment, let_go, muster, read_report, wait_for
+from launcher_support import (
+    MUSTER,
+    alive,
+    child_named,
+    clean_environment,
+    let_go,
+    wait_for,
+)
 from metrics_support import ask, check_with_promtool, health, listens_at, metrics
 
 BIN = os.path.dirname(MUSTER)
@@ -123,7 +129,7 @@ def test_gpus_names_who_uses_each_gpu_and_ends_only_what_a_dead_agent_left_to_it
     foreign = subprocess.Popen(["sleep", "1000"])
     zombie = subprocess.Popen(["true"])
     try:
-        wait_for(lambda: f"\nState:\tZ" in open(f"/proc/{zombie.pid}/status").read(), "a zombie")
+        wait_for(lambda: "\nState:\tZ" in open(f"/proc/{zombie.pid}/status").read(), "a zombie")
         gpus.hold([kept, foreign.pid, left], [left, zombie.pid, 4194300])
         assert {entry["kind"] for entry in gpus.listed().values()} == {"worker", "foreign", "zombie", "unseen"}
         kill_agent_and_guardian(dead_job)
