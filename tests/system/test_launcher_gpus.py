@@ -7,14 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from launcher_support import (
-    MUSTER,
-    alive,
-    child_named,
-    clean_environment,
-    let_go,
-    wait_for,
-)
+
+from launcher_support import MUSTER, alive, child_named, clean_environment, let_go, muster, read_report, wait_for
 from metrics_support import ask, check_with_promtool, health, listens_at, metrics
 
 BIN = os.path.dirname(MUSTER)
