@@ -4,8 +4,7 @@
 // with what the GPU does not have unless it is named: generation=3/5 width=8/16 (PCIe, of which most),
 // state=8 throttle=0x8 links=16/18 (NVLink) remap_pending=1 retired_pending=1 no_events=1, util=97/41 (%, of
 // which memory) total=81920 (MiB) power=350500 (mW) energy=123456789 (mJ) temperature=64/71 (C, of which
-// memory) clock=1980/2619 (MHz of SM, of memory) corrected_ecc=2. A line "driver=VERSION/CUDA",
-// "driver=580.65.06/13000", is the driver's. None of these figures was measured on a GPU. The first line of a
+// memory) clock=1980/2619 (MHz of SM, of memory) corrected_ecc=2. None of these figures was measured on a GPU. The first line of a
 // file with ".hang" behind the name is an entry that never returns from then on. The PIDs are read again
 // whenever they are asked for, and that is told by a file with ".asked" behind the name. A line "broken" is a
 // device that cannot be opened; "init=N" makes nvmlInit fail with N. A file with
@@ -57,7 +56,6 @@ bool delivered = false;
 
 std::vector<FakeGpu> gpus;
 int init_result = 0;
-std::string driver = "/0";
 
 int put(const std::string& text, char* out, unsigned size) {
   std::snprintf(out, size, "%s", text.c_str());
@@ -91,10 +89,6 @@ FAKE int nvmlInit_v2() {
   while (std::getline(file, line)) {
     if (line.rfind("init=", 0) == 0) {
       init_result = std::atoi(line.c_str() + 5);
-      continue;
-    }
-    if (line.rfind("driver=", 0) == 0) {
-      driver = line.substr(7);
       continue;
     }
     FakeGpu& gpu = gpus.emplace_back();
@@ -284,13 +278,6 @@ FAKE int nvmlDeviceGetFieldValues(void* device, int /*count*/, void* out) {
 }
 FAKE int nvmlDeviceGetClockInfo(void* device, int type, unsigned* out) {
   return answer(device, "clock", type == 2, out);
-}
-FAKE int nvmlSystemGetDriverVersion(char* out, unsigned size) {
-  return driver == "/0" ? 999 : put(driver.substr(0, driver.find('/')), out, size);
-}
-FAKE int nvmlSystemGetCudaDriverVersion_v2(int* out) {
-  *out = std::atoi(driver.c_str() + driver.find('/') + 1);
-  return 0;
 }
 FAKE int nvmlDeviceGetPerformanceState(void* device, unsigned* out) {
   return answer(device, "state", false, out);
