@@ -32,7 +32,7 @@ class Gpus:
         def listed(pids):
             return ",".join(map(str, pids)) if pids else "-"
         draft = self.file.with_suffix(".draft")
-        draft.write_text(f"driver=580.65.06/13000\nGPU-aa 00ab:17:00.0 2048 0 0 {listed(first)} {FIGURES}\n"
+        draft.write_text(f"GPU-aa 00ab:17:00.0 2048 0 0 {listed(first)} {FIGURES}\n"
                          f"GPU-bb 00ab:18:00.0 1024 0 0 {listed(second)} {FIGURES}\n")
         draft.rename(self.file)
 
