@@ -416,6 +416,7 @@ std::string plain_text(const JobView& view) {
   std::string out = fmt::format("{}\n", fmt::join(view.heading, "\n"));
   for (const std::string& line : view.alerts) out += line + "\n";
   std::vector<const RankRow*> rows;
+  rows.reserve(view.ranks.size());
   for (const RankRow& row : view.ranks) rows.push_back(&row);
   out += fmt::format("\n{}\n", fmt::join(table_of(rows), "\n"));
   if (!view.gpus.empty()) out += "\n" + text_table(view.gpus);

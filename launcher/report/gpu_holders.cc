@@ -220,7 +220,10 @@ std::vector<EndedHolder> end_holders(const std::vector<GpuHolder>& holders, Mill
   std::set<std::int32_t> pids;
   for (const GpuHolder& holder : holders) {
     if (!holder.to_free || !pids.insert(holder.use.pid).second) continue;
-    EndedHolder& one = out.emplace_back(EndedHolder{holder.use.pid, true, "has ended by itself"});
+    EndedHolder& one = out.emplace_back();
+    one.pid = holder.use.pid;
+    one.ended = true;
+    one.text = "has ended by itself";
     UniqueFd& process = handles.emplace_back(open_pidfd(holder.use.pid));
     if (!process) continue;
     // The handle is there: what it means is looked at again now.
