@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <map>
+#include <numbers>
 #include <utility>
 #include <vector>
 
@@ -126,7 +128,10 @@ std::optional<Straggler> find_straggler(std::span<const RankOfPace> ranks) {
   if (shares.size() < 2) return std::nullopt;
   const double usual = median(shares);
   const double deviation = std::sqrt(std::max(usual * (1 - usual), 0.01) / fewest);
-  const double bound = (2 + std::sqrt(2 * std::log(static_cast<double>(shares.size())))) * deviation;
+  // ln of the next power of two, without log(): a program with the static libm has it not (see
+  // CMakeLists.txt).
+  const double ln_ranks = std::numbers::ln2 * std::bit_width(shares.size() - 1);
+  const double bound = (2 + std::sqrt(2 * ln_ranks)) * deviation;
   const double more = busy_share(busiest->pace) - usual;
   if (more <= bound || more <= usual / 10) return std::nullopt;
   Straggler out{busiest->rank, busiest->pace.phase, 0, 0, 0};

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 namespace muster::launcher {
@@ -17,8 +19,8 @@ using Json = nlohmann::ordered_json;
 Json rounded(std::optional<double> value) {
   if (!value || !std::isfinite(*value)) return nullptr;
   if (*value == 0) return 0;
-  const double scale = std::pow(10, 5 - std::floor(std::log10(std::abs(*value))));
-  const double out = std::isfinite(scale) ? std::round(*value * scale) / scale : *value;
+  // Not by pow() and log10(): a program with the static libm has neither (see CMakeLists.txt).
+  const double out = std::strtod(fmt::format("{:.6g}", *value).c_str(), nullptr);
   if (std::abs(out) >= 1e6 && std::abs(out) < 1e15) return static_cast<std::int64_t>(out);
   return out;
 }
