@@ -152,7 +152,7 @@ TEST_CASE("a version that nobody speaks is refused in words") {
   Cluster cluster;
   UniqueFd fd = connect_raw(cluster.server->port());
   std::string hello;
-  control::encode(control::Preamble{7, 9}, hello);
+  control::encode(control::Preamble{control::kProtocolVersion + 1, 255}, hello);
   cluster.wait([&] { return ::send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) > 0; });
   const auto answer = receive_messages(cluster, fd.get(), 2);
   REQUIRE(answer.size() == 1);

@@ -152,7 +152,7 @@ TEST_CASE("a flood of random bytes ends in reasons and leaves the daemon serving
     std::string bytes(1 + random() % 4096, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
     // Half of them get beyond the first check.
-    if (i % 2 == 0) bytes.insert(0, i % 4 == 0 ? unhex("00 ce f7 85 3c") : std::string("\xABmuster\x06\x06"));
+    if (i % 2 == 0) bytes.insert(0, i % 4 == 0 ? unhex("00 ce f7 85 3c") : std::string("\xABmuster\x07\x07"));
     // It may be closed before all is sent.
     (void)::send(peer.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     reset(peer);

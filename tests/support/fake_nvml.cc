@@ -9,8 +9,8 @@
 // The PIDs are read again whenever they are asked for, and that is told by a file with ".asked" behind the
 // name. A line "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. A file with
 // ".xid" behind the name, put there whole, is a list of events, "UUID NUMBER [GPU-INSTANCE]" a line; once
-// all were delivered and the next is waited for it is called ".xid.told". Tests load the library by its path, the
-// launcher through MUSTER_NVML_LIBRARY.
+// all were delivered and the next is waited for it is called ".xid.told". Tests load the library by its path,
+// the launcher through MUSTER_NVML_LIBRARY.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -15,7 +15,7 @@ from netns import Nodes
 
 SECRET = "0123456789abcdef0123456789abcdef"
 VALIDATE = bytes.fromhex("00cef7853c")
-PREAMBLE = b"\xabmuster\x06\x06"
+PREAMBLE = b"\xabmuster\x07\x07"
 PING = b"\x0d\x0a\x0b\x0c\x0d"  # answered by its four bytes
 
 # Connects, sends argv[3], and prints what comes until the other side closes or argv[4] bytes are there.
