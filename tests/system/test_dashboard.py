@@ -38,7 +38,7 @@ def filled(query, run_id, host=".*"):
 
 
 # A fake driver's GPUs, one for each rank of a node.
-GPUS = "driver=580.65.06/13000\n" + "".join(
+GPUS = "".join(
     f"GPU-{i} 00ab:1{i}:00.0 2048 0 0 - util=97/41 total=81920 power=350500 energy=123456789 temperature=64/71 clock=1980/2619\n"
     for i in range(2))
 
