@@ -214,7 +214,7 @@ class Launch {
     job_ = *std::move(planned);
     if (!options_.metrics_addr.empty())
       if (const auto secret = auth::find_secret(options_.secret_file, environment_); secret && *secret)
-        page_token_ = page_token(**secret, job_->run_id);
+        page_token_ = net::page_token(**secret, job_->run_id);
     environment_.erase(std::string(env::kSecret));  // no program that is started from here gets it
     if (doctor_) doctor_->instruct(options_, *job_);
     if (options_.dry_run)

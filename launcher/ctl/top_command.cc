@@ -23,11 +23,11 @@
 #include "launcher/ctl/job_view.h"
 #include "launcher/ctl/top_screen.h"
 #include "launcher/job/exit_status.h"
-#include "launcher/telemetry/status_page.h"
 #include "launcher/text/clean_line.h"
 #include "launcher/text/seconds_text.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/net/dial.h"
+#include "rendezvous/status/page_access.h"
 #include "rendezvous/status/status_server.h"
 
 namespace muster::launcher {
@@ -112,7 +112,7 @@ Result<JobPage> page_by_coordinator(const JobsCommand& asked, const Environment&
                     "with --metrics-addr=0.0.0.0:PORT",
                     job, out.address, one_line(found->first_host)));
   out.host = one_line(found->first_host);
-  if (options.secret) out.token = page_token(*options.secret, found->job);
+  if (options.secret) out.token = net::page_token(*options.secret, found->job);
   return out;
 }
 

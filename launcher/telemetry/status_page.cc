@@ -6,18 +6,19 @@
 #include <utility>
 #include <vector>
 
-#include <boost/asio/ip/address.hpp>
-#include <boost/asio/ip/host_name.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/text/split.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {
 
 extern const std::string_view kStatusPageHtml;  // status_page.html, made a string by the build
+
+std::string_view status_page_html() {
+  return kStatusPageHtml;
+}
 
 namespace {
 
@@ -178,72 +179,13 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, co
              {{"rank", rank}, {"host", straggler->host}, {"phase", straggler->found.phase}});
 }
 
-std::string page_token(const auth::Secret& secret, std::string_view run_id) {
-  std::string out;
-  for (const std::uint8_t byte : secret.mac("status page", run_id)) out += fmt::format("{:02x}", byte);
-  return out;
-}
-
 namespace {
-
-/// "host" of "host:80" and of "[::1]:80".
-std::string_view without_port(std::string_view host) {
-  if (host.starts_with('[')) return host.substr(1, host.find(']') - 1);
-  return host.substr(0, host.find(':'));
-}
-
-std::string lower_case(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c | 0x20);
-  return out;
-}
-
-bool is_numeric(std::string_view host) {
-  boost::system::error_code error;
-  (void)boost::asio::ip::make_address(std::string(host), error);
-  return !error;
-}
-
-/// In time that does not depend on where they differ.
-bool equal(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
-    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return difference == 0;
-}
-
-/// The value of a cookie in "a=1; b=2".
-std::string_view cookie_value(std::string_view cookies, std::string_view name) {
-  for (const std::string_view each : split(cookies, ';')) {
-    const std::string_view pair = each.substr(std::min(each.find_first_not_of(' '), each.size()));
-    if (pair.starts_with(name) && pair.substr(name.size(), 1) == "=") return pair.substr(name.size() + 1);
-  }
-  return {};
-}
 
 net::StatusReply plain(int status, std::string text) {
   return {.status = status, .type = kPlainText, .body = std::move(text)};
 }
 
 }  // namespace
-
-std::string page_html(std::string_view nonce) {
-  constexpr std::string_view kPlace = "{nonce}";
-  std::string out(kStatusPageHtml);
-  for (auto at = out.find(kPlace); at != std::string::npos; at = out.find(kPlace, at))
-    out.replace(at, kPlace.size(), nonce);
-  return out;
-}
-
-bool is_own_host(std::string_view host, std::string_view listening, std::span<const std::string> names) {
-  const std::string name = lower_case(without_port(host));
-  if (name == "localhost" || name == "127.0.0.1" || name == "::1") return true;
-  const std::string_view bound = without_port(listening);
-  if (is_numeric(name)) return bound == "0.0.0.0" || bound == "::" || name == bound;
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& own) { return !own.empty() && name == lower_case(own); });
-}
 
 StatusPage::StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job,
                        const Telemetry& telemetry, StatusExchange& exchange, std::string_view version,
@@ -253,14 +195,12 @@ StatusPage::StatusPage(boost::asio::io_context& io, net::Listener listener, cons
       telemetry_(telemetry),
       exchange_(exchange),
       version_(version),
-      listening_(listener.address),
-      token_(std::move(token)),
-      names_{job.host, boost::asio::ip::host_name()},
+      access_(listener.address, job.host),
       began_s_(EventTime::now().wall_s),
       timer_(io),
       server_(io, std::move(listener),
               [this](const net::StatusRequest& request) { return answer(request); }) {
-  names_.push_back(names_.back().substr(0, names_.back().find('.')));
+  access_.set_token(std::move(token));
 }
 
 std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& request) {
@@ -270,7 +210,8 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
   if (request.path == "/metrics")
     return net::StatusReply{.type = MetricsText::kContentType, .body = metrics(), .fresh_for = kFresh};
   if (auto refused = refusal(request)) return refused;
-  if (request.path == "/") return page(request);
+  if (request.path == "/")
+    return access_.page(request, std::string(status_page_html()), net::PageAccess::Scripts::kOwn);
   if (request.path == "/api/log") return log(request);
   if (request.path == "/api/status") {
     exchange_.look();
@@ -292,42 +233,11 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
 
 /// Nothing: the request may be answered.
 std::optional<net::StatusReply> StatusPage::refusal(const net::StatusRequest& request) const {
-  if (!is_own_host(request.host, listening_, names_))
-    return plain(403, fmt::format("the page is not served under this name; ask for it at {}\n", listening_));
-  if (!token_.empty()) {
-    const std::string asked = net::query_value(request.query, "token").value_or("");
-    constexpr std::string_view kBearer = "Bearer ";
-    const std::string_view bearer =
-        request.authorization.starts_with(kBearer) ? request.authorization.substr(kBearer.size()) : "";
-    if (!equal(asked, token_) && !equal(bearer, token_) &&
-        !equal(cookie_value(request.cookie, cookie_name()), token_))
-      return plain(401, "the page needs the token that muster printed with its address when it started\n");
-  }
+  if (auto refused = access_.refusal(request)) return refused;
   const auto& place = telemetry_.status().assignment;
   if (place && place->group_rank != 0)
     return plain(404, fmt::format("this is node {}; node 0 serves the page of the job\n", place->group_rank));
   return std::nullopt;
-}
-
-/// A host's cookies go to all of its ports.
-std::string StatusPage::cookie_name() const {
-  return fmt::format("muster_{}", listening_.substr(listening_.rfind(':') + 1));
-}
-
-net::StatusReply StatusPage::page(const net::StatusRequest& request) const {
-  const std::string nonce = auth::random_secret_text();
-  net::StatusReply out{.type = "text/html; charset=utf-8", .body = page_html(nonce)};
-  out.headers = {
-      {"Content-Security-Policy",
-       fmt::format("default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; "
-                   "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-                   nonce)},
-      {"Referrer-Policy", "no-referrer"},
-      {"X-Frame-Options", "DENY"}};
-  if (!token_.empty() && net::query_value(request.query, "token"))
-    out.headers.emplace_back("Set-Cookie",
-                             fmt::format("{}={}; Path=/; HttpOnly; SameSite=Strict", cookie_name(), token_));
-  return out;
 }
 
 net::StatusReply StatusPage::log(const net::StatusRequest& request) {

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // StatusPage: what an agent serves on --metrics-addr, from its start to its end: /healthz and /metrics of
 // this node, and on the first node the page of the whole job with its /api (StatusExchange knows the other
-// nodes). Who may see the page is decided here: a Host that is not this host's is refused, against DNS
-// rebinding, and with a secret whoever does not bring the token. Owned by main; on the agent's loop: an
-// answer says that the loop runs. Nothing is read before somebody asks. Failure: of a request alone. Source:
-// RFC 6265bis (SameSite), the Content-Security-Policy of the W3C.
+// nodes). PageAccess says who may see it. Owned by main; on the agent's loop: an answer says that the loop
+// runs. Nothing is read before somebody asks. Failure: of a request alone.
 #pragma once
 
 #include <functional>
@@ -21,7 +19,7 @@
 #include "launcher/telemetry/status_exchange.h"
 #include "launcher/telemetry/telemetry.h"
 #include "rendezvous/base/metrics_text.h"
-#include "rendezvous/protocol/auth.h"
+#include "rendezvous/status/page_access.h"
 #include "rendezvous/status/status_server.h"
 
 namespace muster::launcher {
@@ -38,17 +36,8 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, co
                  const std::optional<FoundStraggler>& straggler, std::string_view version,
                  std::optional<std::uint64_t> dropped_events);
 
-/// The token of the job's page: 64 hexadecimal digits.
-[[nodiscard]] std::string page_token(const auth::Secret& secret, std::string_view run_id);
-
-/// Whether `host`, of a request, is one by which a listener at `listening` (HOST:PORT) may be called: its
-/// address, a loopback one, or one of `names`; every numeric address where it listens on all of them. A page
-/// elsewhere that resolves its own name to this host is not let in.
-[[nodiscard]] bool is_own_host(std::string_view host, std::string_view listening,
-                               std::span<const std::string> names);
-
-/// The page, with `nonce` for its script and style.
-[[nodiscard]] std::string page_html(std::string_view nonce);
+/// The page, with "{nonce}" where the nonce of its script and style belongs.
+[[nodiscard]] std::string_view status_page_html();
 
 class StatusPage {
  public:
@@ -77,9 +66,7 @@ class StatusPage {
   [[nodiscard]] std::optional<net::StatusReply> refusal(const net::StatusRequest& request) const;
   [[nodiscard]] std::string metrics();
   [[nodiscard]] net::StatusReply log(const net::StatusRequest& request);
-  [[nodiscard]] net::StatusReply page(const net::StatusRequest& request) const;
   [[nodiscard]] std::string json(bool with_times = true);
-  [[nodiscard]] std::string cookie_name() const;
   void wait();
   void tick();
 
@@ -88,9 +75,7 @@ class StatusPage {
   const Telemetry& telemetry_;
   StatusExchange& exchange_;
   std::string_view version_;
-  std::string listening_;  // HOST:PORT
-  std::string token_;
-  std::vector<std::string> names_;  // of this host
+  net::PageAccess access_;
   double began_s_ = 0;
   std::vector<net::StatusStream> streams_;
   std::string last_;              // that they got, without times

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <boost/algorithm/string/predicate.hpp>
+#include <boost/algorithm/string/replace.hpp>
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/host_name.hpp>
 #include <fmt/format.h>
@@ -58,10 +59,10 @@ bool is_own_host(std::string_view host, std::string_view listening, std::span<co
                      [&](const std::string& own) { return !own.empty() && boost::iequals(name, own); });
 }
 
-PageAccess::PageAccess(std::string listening) : listening_(std::move(listening)) {
+PageAccess::PageAccess(std::string listening, std::string host) : listening_(std::move(listening)) {
   boost::system::error_code error;
-  const std::string host = boost::asio::ip::host_name(error);
-  names_ = {host, host.substr(0, host.find('.')), std::string(without_port(listening_))};
+  const std::string name = boost::asio::ip::host_name(error);
+  names_ = {name, name.substr(0, name.find('.')), std::string(without_port(listening_)), std::move(host)};
 }
 
 std::optional<StatusReply> PageAccess::refusal(const StatusRequest& request) const {
@@ -79,15 +80,17 @@ std::optional<StatusReply> PageAccess::refusal(const StatusRequest& request) con
   return refused(401, "this needs the token that was printed with the page's address at the start\n");
 }
 
-StatusReply PageAccess::page(const StatusRequest& request, std::string html) const {
+StatusReply PageAccess::page(const StatusRequest& request, std::string html, Scripts scripts) const {
   const std::string nonce = auth::random_secret_text();
-  constexpr std::string_view kPlace = "{nonce}";
-  if (const auto at = html.find(kPlace); at != std::string::npos) html.replace(at, kPlace.size(), nonce);
+  boost::replace_all(html, "{nonce}", nonce);
   StatusReply out{.type = "text/html; charset=utf-8", .body = std::move(html)};
+  const std::string own =
+      scripts == Scripts::kOwn ? fmt::format("script-src 'nonce-{}'; connect-src 'self'; ", nonce) : "";
   out.headers = {
-      {"Content-Security-Policy", fmt::format("default-src 'none'; style-src 'nonce-{}'; base-uri 'none'; "
-                                              "form-action 'none'; frame-ancestors 'none'",
-                                              nonce)},
+      {"Content-Security-Policy",
+       fmt::format("default-src 'none'; style-src 'nonce-{}'; {}base-uri 'none'; form-action 'none'; "
+                   "frame-ancestors 'none'",
+                   nonce, own)},
       {"Referrer-Policy", "no-referrer"},
       {"X-Frame-Options", "DENY"}};
   if (!token_.empty() && query_value(request.query, "token"))

@@ -26,16 +26,19 @@ namespace muster::net {
 
 class PageAccess {
  public:
-  /// `listening`: HOST:PORT.
-  explicit PageAccess(std::string listening);
+  enum class Scripts { kNone, kOwn };  // kOwn: those of the page itself, which may ask this server
+
+  /// `listening`: HOST:PORT. `host`: a further name of this host.
+  explicit PageAccess(std::string listening, std::string host = {});
 
   /// Empty: none is needed.
   void set_token(std::string token) { token_ = std::move(token); }
   /// Nothing: the request may be answered.
   [[nodiscard]] std::optional<StatusReply> refusal(const StatusRequest& request) const;
-  /// `html`, with a one-time "{nonce}" in it; no script runs, nothing is loaded. Who brought the token in the
+  /// `html`, where "{nonce}" becomes one that is used once; nothing is loaded. Who brought the token in the
   /// address gets it as a cookie.
-  [[nodiscard]] StatusReply page(const StatusRequest& request, std::string html) const;
+  [[nodiscard]] StatusReply page(const StatusRequest& request, std::string html,
+                                 Scripts scripts = Scripts::kNone) const;
   [[nodiscard]] std::string url() const;
 
  private:

@@ -11,7 +11,7 @@ GROUND = ("rendezvous/include", "rendezvous/base")
 FOLDERS = [
     ("launcher/main", "agent checks cli doctor hardware join network output plan process report telemetry",
      "muster: from argv to an agent and its exit status"),
-    ("launcher/ctl", "hardware job plan process progress report telemetry text rendezvous/agent_client rendezvous/net rendezvous/status",
+    ("launcher/ctl", "hardware job plan process progress report text rendezvous/agent_client rendezvous/net rendezvous/status",
      "musterctl: talks to agents and musterd, is none itself"),
     ("launcher/agent", "hang job join output process progress report telemetry rendezvous/net",
      "the loop that ties the folders together: calls policies, contains none"),

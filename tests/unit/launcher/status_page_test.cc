@@ -136,28 +136,27 @@ TEST_CASE("a node's status arrives as it was sent, and one that does not fit int
 TEST_CASE("the page is served under this host's names only") {
   const std::vector<std::string> names = {"node7.cluster", "node7"};
   for (const char* host : {"localhost:9200", "127.0.0.1:9200", "[::1]:9200", "NODE7:9200", "node7.cluster"})
-    CHECK(is_own_host(host, "127.0.0.1:9200", names));
+    CHECK(net::is_own_host(host, "127.0.0.1:9200", names));
   for (const char* host : {"", "evil.example:9200", "127.0.0.1.evil.example", "10.0.0.7:9200", "node7.evil"})
-    CHECK_FALSE(is_own_host(host, "127.0.0.1:9200", names));
-  CHECK(is_own_host("10.0.0.7:9200", "[::]:9200", names));
-  CHECK(is_own_host("10.0.0.7:9200", "10.0.0.7:9200", names));
-  CHECK_FALSE(is_own_host("10.0.0.8:9200", "10.0.0.7:9200", names));
+    CHECK_FALSE(net::is_own_host(host, "127.0.0.1:9200", names));
+  CHECK(net::is_own_host("10.0.0.7:9200", "[::]:9200", names));
+  CHECK(net::is_own_host("10.0.0.7:9200", "10.0.0.7:9200", names));
+  CHECK_FALSE(net::is_own_host("10.0.0.8:9200", "10.0.0.7:9200", names));
 }
 
 TEST_CASE("the token follows from the secret and the run id") {
   const auto secret = auth::Secret::from_bytes("0123456789abcdef");
   REQUIRE(secret);
-  const std::string token = page_token(*secret, "job-1");
+  const std::string token = net::page_token(*secret, "job-1");
   CHECK(token.size() == 64);
-  CHECK(token == page_token(*secret, "job-1"));
-  CHECK(token != page_token(*secret, "job-2"));
+  CHECK(token == net::page_token(*secret, "job-1"));
+  CHECK(token != net::page_token(*secret, "job-2"));
 }
 
 TEST_CASE("the page is one file below 100 KB that fetches nothing and sets no markup") {
-  const std::string page = page_html("NONCE");
+  const std::string_view page = status_page_html();
   CHECK(page.size() < 100'000);
-  CHECK(page.find("<script nonce=\"NONCE\">") != std::string::npos);
-  CHECK(page.find("{nonce}\">") == std::string::npos);
+  CHECK(page.find("<script nonce=\"{nonce}\">") != std::string::npos);
   for (const char* word : {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
                            "src=", "<link", "@import", "url("})
     CHECK(page.find(word) == std::string::npos);
