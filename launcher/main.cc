@@ -368,7 +368,8 @@ class Launch {
       MUSTER_TRY(EventLog opened, EventLog::open(options_.events, job_->host));
       events_.emplace(std::move(opened));
     }
-    if (options_.metrics_addr.empty()) return options_.detach ? open_own_page() : Result<void>{};
+    if (options_.metrics_addr.empty() && options_.detach) open_own_page();
+    if (options_.metrics_addr.empty()) return {};
     MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options_.metrics_addr));
     // Print the address only when the kernel chose the port, or nobody could make the token.
     if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
@@ -383,11 +384,10 @@ class Launch {
 
   /// For musterctl on this host, which finds address and token in the job's record: other users of the host
   /// see nothing. The job goes on without it.
-  Result<void> open_own_page() {
-    MUSTER_TRY(page_token_, random_token());
+  void open_own_page() {
+    page_token_ = auth::random_secret_text();
     if (auto opened = net::open_status_listener("--detach", "127.0.0.1:0"))
       listener_.emplace(*std::move(opened));
-    return {};
   }
 
   /// Whoever follows the events or the detached job's record sees its end.

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "launcher/process/job_record.h"
 #include "rendezvous/base/syscall.h"
@@ -167,13 +166,6 @@ void DetachedJob::ended(int exit_status, const Log& log) {
   record_.exit_status = exit_status;
   record_.ended = std::time(nullptr);
   write(kEnded, log);
-}
-
-Result<std::string> random_token() {
-  std::array<unsigned char, 16> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    return fail(errno_error("getrandom", errno));
-  return fmt::format("{:02x}", fmt::join(bytes, ""));
 }
 
 Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,

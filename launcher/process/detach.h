@@ -42,9 +42,6 @@ class DetachedJob {
   bool logged_ = false;
 };
 
-/// 128 bits as hexadecimal digits.
-[[nodiscard]] Result<std::string> random_token();
-
 /// Forks; the process must have one thread. In the caller: the exit status to end with, after the name was
 /// printed on stdout, or the job's output on stderr if it ended within 2 s. In the new session: the job, with
 /// stdin from /dev/null and stdout and stderr in the record's output file. Errors: a name that is no name or
