@@ -195,8 +195,8 @@ TEST_CASE("the selected rank is kept on the screen among 4096, whatever its size
     CHECK(state.selected == rank);
     const auto lines = screen_of(state, view);
     REQUIRE(lines.size() == 24);
-    CHECK(std::count_if(lines.begin(), lines.end() - 1, [&](const ScreenLine& line) {
-            return line.style == Style::kReverse && std::stoi(line.text) == rank;
+    CHECK(std::count_if(lines.begin(), lines.end() - 1, [&state](const ScreenLine& line) {
+            return line.style == Style::kReverse && std::stoi(line.text) == state.selected;
           }) == 1);
   }
   for (std::size_t rows = 1; rows < 12; ++rows)
