@@ -93,7 +93,7 @@ def test_a_driver_that_is_wedged_leaves_the_last_figures_with_their_age_and_hold
 LEAVES_A_DAEMON = """
 import os, pathlib, signal, subprocess
 # A loader of data with a session of its own, which ignores SIGTERM.
-child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo > ready; while :; do sleep 1000 & wait; done"], start_new_session=True)
+child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo > ready; exec sleep 1000"], start_new_session=True)
 while not os.path.exists("ready"): signal.sigtimedwait([], 0.01)
 pathlib.Path("draft").write_text(str(child.pid))
 os.rename("draft", "daemon")
