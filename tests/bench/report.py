@@ -241,7 +241,7 @@ def page(results):
     if results.run.get("peers"):
         out.append("<p class=note>Compared with: " + html.escape("; ".join(f"{name}: {version or 'missing'}" for name, version in results.run["peers"].items())) + "</p>\n")
     if pictures is None:
-        out.append("<p><strong>Without plots: matplotlib is missing; scripts/setup --bench installs it.</strong></p>\n")
+        out.append("<p><strong>Without plots: matplotlib is missing; scripts/setup --full installs it.</strong></p>\n")
     out.append("<h2>Measured</h2>\n")
     for index, spec in enumerate(specs):
         out.append(_figure(spec, pictures and pictures[index], load_of(results.benches[spec["bench"]])))
@@ -287,5 +287,5 @@ def write(results, path):
     if growing.limits:
         print(f"\nwhat breaks first\n{plain(growing.limit_rows())}")
     if not has_plots:
-        print("without plots: matplotlib is missing; scripts/setup --bench installs it")
+        print("without plots: matplotlib is missing; scripts/setup --full installs it")
     print(f"\nwrote {path}")

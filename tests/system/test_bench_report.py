@@ -181,7 +181,7 @@ def read_page(text):
 
 def test_the_report_is_one_file_with_a_plot_and_values_of_every_figure(tmp_path):
     if not (ROOT / ".venv/matplotlib").is_dir():
-        pytest.skip("no matplotlib here: scripts/setup --bench installs it")
+        pytest.skip("no matplotlib here: scripts/setup --full installs it")
     results = metrics.load([ROOT / "tests/bench/results"])
     text, has_plots = report.page(results)
     page = read_page(text)
