@@ -22,6 +22,9 @@ constexpr std::chrono::seconds kLeaveTimeout{3};  // for an etcd that may be gon
 // are told why their generation ends.
 constexpr Millis kRejoinTime{2000};
 
+// etcd ends leases up to so much later, by looking at them twice a second.
+constexpr Millis kLeaseCheck{1000};
+
 const Error kLeftOut{ErrorCode::kProtocol, "etcd has left out answers"};
 
 }  // namespace
@@ -147,9 +150,24 @@ void Coordinator::on_campaign(const TxnResponse& response) {
     stale_ = true;  // another agent was first, or an answer to an earlier try was lost
   else if (response.found.size() != 2)
     return looked(fail(kLeftOut));
-  else
+  else if (!waits_for_leases(response))
     start_term(response.revision, response.found[0], response.found[1]);
   looked(response.revision);
+}
+
+/// Elected is an agent that no coordinator of this job has accepted yet. Where all agents of the job were
+/// killed at once, their leases end one after another, by a third of their time at most: while only some are
+/// over, the job would be one that has lost a node. It is one that nobody runs any more, unless a member's
+/// key is still there later on. Until that is known this agent does not serve: it is elected again and again.
+bool Coordinator::waits_for_leases(const TxnResponse& response) {
+  const auto recovered = recover(response.found[0], keys_, response.found[1]);
+  if (self_.has_joined || !recovered || !recovered->doubtful) return false;
+  const Instant now = SteadyClock::now();
+  const Millis ttl = std::chrono::seconds(options_.etcd.lease_ttl_seconds);
+  if (!decided_by_) decided_by_ = now + ttl / 3 + kLeaseCheck;
+  if (now >= *decided_by_) return false;
+  lifetime_.call_at(pause_, std::min(*decided_by_, now + ttl / 6), [this] { look(); });
+  return true;
 }
 
 void Coordinator::looked(const Result<Revision>& revision) {
@@ -281,6 +299,7 @@ void Coordinator::wait_absences() {
 // Another agent's.
 
 void Coordinator::follow(const KeyValue& coordinator) {
+  decided_by_.reset();
   depose("another agent runs it");
   const auto endpoint = coordinator_endpoint(coordinator);
   if (!endpoint) return lose_etcd(endpoint.error());

@@ -75,6 +75,7 @@ class Coordinator final : public net::CoordinatorHost {
   void on_read(const TxnResponse& found);
   void campaign(Revision former);
   void on_campaign(const TxnResponse& response);
+  [[nodiscard]] bool waits_for_leases(const TxnResponse& response);
   void looked(const Result<Revision>& revision);
   void look_later();
   void watch(Revision from);
@@ -130,6 +131,8 @@ class Coordinator final : public net::CoordinatorHost {
   bool up_to_date_ = false;  // the last look() has succeeded
   Backoff backoff_;
   LoopTimer pause_;  // before the next look()
+
+  std::optional<Instant> decided_by_;  // of who is to be waited for: whether members of a former term live
 
   bool ever_answered_ = false;  // with what look() asks for
   std::optional<Instant> silent_since_;

@@ -117,21 +117,24 @@ Result<RecoveredJob> recover(const std::vector<KeyValue>& state, const JobKeys& 
                     "or remove it with etcdctl del",
                     keys.state));
   std::set<NodeId> here;
-  bool deserted = true;
+  std::set<NodeId> joined;
   for (const KeyValue& entry : nodes) {
     const auto id = keys.node_of(entry.key);
     const auto endpoint = decode_endpoint(entry.value);
     if (!id || !endpoint) continue;
     here.insert(*id);
-    deserted = deserted && !endpoint->has_joined;
+    if (endpoint->has_joined) joined.insert(*id);
   }
+  bool member_here = false;
   for (const membership::Slot& slot : saved->world.slots) {
+    joined.erase(slot.node);
     if (here.contains(slot.node))
-      deserted = false;
+      member_here = true;
     else if (saved->phase == Phase::kRunning)
       out.absent.push_back(slot.node);
   }
-  if (deserted && saved->phase != Phase::kClosed) {
+  out.doubtful = member_here && joined.empty() && !out.absent.empty();
+  if (!member_here && joined.empty() && saved->phase != Phase::kClosed) {
     saved->phase = Phase::kClosed;
     saved->ending = {.kind = membership::Cause::Kind::kNodeLost, .text = "all of its agents are gone"};
     out.absent.clear();

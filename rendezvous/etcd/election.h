@@ -84,6 +84,9 @@ enum class Role : std::uint8_t {
 struct RecoveredJob {
   std::optional<JobRecord> record;         ///< nothing: a new job
   std::vector<membership::NodeId> absent;  ///< members whose lease is over
+  /// Nobody else of the job has a key but members, of whom others have none: those that are left may have
+  /// been killed, too, a moment before their leases end.
+  bool doubtful = false;
 };
 /// `state`: what stands under JobKeys::state, if anything; `nodes`: under JobKeys::nodes. A job nobody of
 /// whose agents is alive was not ended by anybody: who uses its id begins a new one, whose generations go on

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Agents and etcd itself are killed, frozen and started anew while a job over etcd runs."""
+import base64
 import json
 import re
 import signal
@@ -173,6 +174,33 @@ def test_a_job_all_of_whose_agents_were_killed_can_be_started_anew(job, tmp_path
         job.said(name, "generation 1: node . of 2")  # no number is used twice
     (tmp_path / "go").touch()
     assert job.codes("c", "d") == [0, 0], job.err("c")
+
+
+def test_a_job_all_of_whose_agents_were_killed_can_be_started_anew_while_a_lease_of_theirs_lasts(job, etcd, tmp_path):
+    script = write(tmp_path, "stay.py", STAY)
+
+    def entries():
+        """Key and value of the nodes and of their coordinator."""
+        found = json.loads(etcd.ctl("get", "/muster/none/coordinator", "/muster/none/nodes0", "-w", "json"))["kvs"]
+        return [(base64.b64decode(e["key"]).decode(), base64.b64decode(e["value"]).decode()) for e in found]
+
+    begin(job, script, "a", "b", nnodes=2, restarts=0)
+    job.started("2.0", 0, 1)
+    for name in "ab":
+        job.running[name].kill()
+        job.running[name].wait()
+    # The leases of both end one after the other, once the newcomers wait for it.
+    leases = [re.search(r"lease (\w+) granted", etcd.ctl("lease", "grant", "120")).group(1) for _ in "ab"]
+    for key, value in entries():
+        etcd.ctl("put", f"--lease={leases['host-b' in value]}", key, value)
+    for name in "cd":
+        job.start(name, script, nnodes=2, restarts=0)
+    wait_for(lambda: sum("/nodes/" in key for key, _ in entries()) == 4, "the newcomers' keys")
+    for lease in leases:
+        etcd.ctl("lease", "revoke", lease)
+    (tmp_path / "go").touch()
+    assert job.codes("c", "d") == [0, 0], job.err("c")
+    assert "generation 1: node 0 of 2" in job.err("c") + job.err("d")
 
 
 def test_an_etcd_that_asks_who_is_there_is_refused_with_the_reason(job, etcd):

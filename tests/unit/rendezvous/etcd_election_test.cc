@@ -100,6 +100,9 @@ TEST_CASE("a new coordinator goes on with the job, and knows who is gone") {
   const RecoveredJob out = recover(stored(record), kKeys, {node(kB, true), node(kC, false)}).value();
   REQUIRE(out.record == record);
   REQUIRE(out.absent == std::vector{kA});
+  REQUIRE(out.doubtful);
+  REQUIRE_FALSE(recover(stored(record), kKeys, {node(kA, true), node(kB, true)})->doubtful);
+  REQUIRE_FALSE(recover(stored(record), kKeys, {node(kB, true), node(kC, true)})->doubtful);
   REQUIRE_FALSE(recover({}, kKeys, {node(kB, true)}).value().record);
   REQUIRE(recover({{kKeys.state, "x", 1, 1}}, kKeys, {}).error().code == ErrorCode::kCorrupt);
 }
