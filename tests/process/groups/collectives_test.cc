@@ -216,6 +216,20 @@ TEST_CASE("two hosts: random sequences of operations") {
   check_random(kTwoHosts, {5});
 }
 
+// Who met the others last may be in the transfer before the peer has come back from the barrier.
+TEST_CASE("shared memory: a transfer right after a barrier, 200,000 times") {
+  require_all_well(run_world(world_of(kShm, 2), [](ProcessGroup& group) -> std::string {
+    float value = 0;
+    const Buffer buffer{&value, 1, DType::kFloat32};
+    for (int i = 0; i < (kSanitized ? 10'000 : 200'000); ++i) {
+      if (const auto met = group.barrier(); !met) return met.error().message;
+      const auto done = group.rank() == 0 ? group.recv(buffer, 1) : group.send(buffer, 0);
+      if (!done) return done.error().message;
+    }
+    return "";
+  }));
+}
+
 TEST_CASE("sums and averages are taken in rank order, bit for bit, by shared memory and TCP alike") {
   for (const int world_size : {3, 6}) {  // 1/3 and 1/6 are no floats
     check_rank_order(kShm, world_size);
