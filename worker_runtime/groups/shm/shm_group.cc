@@ -122,8 +122,8 @@ class ShmBarrier {
   [[nodiscard]] Result<void> wait_for(std::size_t peer, Instant deadline, bool may_spin, Ready ready);
   void tell_change();
 
-  /// `peer` is in a collective that this member has not come to. (Who was not the last at a barrier may say so
-  /// only after the last has left it: then its word is one behind.)
+  /// `peer` is in a collective that this member has not come to. (Who was not the last at a barrier may say
+  /// so only after the last has left it: then its word is one behind.)
   [[nodiscard]] bool is_ahead(std::size_t peer) const {
     return members_[peer].arrived.load(std::memory_order_acquire) == phase_ + 2;
   }
