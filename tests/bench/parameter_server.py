@@ -60,7 +60,7 @@ def main(arguments):
     parser.add_argument("--bytes", default="4096,65536,1048576,16777216")
     parser.add_argument("--seconds", type=float, default=0.5, help="of each way, size and round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--plot", default=str(measure.RESULTS / "parameter_server.svg"), help="where the plot goes")
+    parser.add_argument("--plot", default=str(measure.ROOT / "build/parameter_server.svg"), help="where the plot goes")
     parser.add_argument("--save", action="store_true", help="write tests/bench/results/parameter_server.json")
     options = parser.parse_args(arguments)
     program, sizes = measure.program("parameter_server"), list(map(int, options.bytes.split(",")))
