@@ -31,36 +31,9 @@ int for_each_element(std::int64_t count, void* stream, Body body) {
   return launch<element_kernel<Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
 }
 
-/// Neighbouring values, in memory of type T (float, Bf16, F16), brought and written by one instruction.
-template <int N>
-struct Lanes {
-  float v[N];
-};
-template <int N, class T>
-struct alignas(N * sizeof(T)) Stored {
-  T v[N];
-};
-
 /// As many as 16 bytes hold.
 template <class T>
 inline constexpr int kLanes = static_cast<int>(16 / sizeof(T));
-
-template <int N, class T>
-__device__ __forceinline__ Lanes<N> load(const T* from) {
-  const Stored<N, T> stored = *reinterpret_cast<const Stored<N, T>*>(from);
-  Lanes<N> values;
-#pragma unroll
-  for (int l = 0; l < N; ++l) values.v[l] = to_float(stored.v[l]);
-  return values;
-}
-
-template <int N, class T>
-__device__ __forceinline__ void store(T* to, const Lanes<N>& values) {
-  Stored<N, T> stored;
-#pragma unroll
-  for (int l = 0; l < N; ++l) stored.v[l] = from_float<T>(values.v[l]);
-  *reinterpret_cast<Stored<N, T>*>(to) = stored;
-}
 
 /// What a thread of the grid does of it.
 template <int N, class Body>
@@ -85,11 +58,12 @@ inline bool are_aligned(std::initializer_list<const void*> arrays) {
                      [](const void* array) { return reinterpret_cast<std::uintptr_t>(array) % 16 == 0; });
 }
 
-/// body.at<N>(i) for N neighbours from i on, as many T as 16 bytes hold, where `arrays` are aligned, else and
-/// for what is left body.at<1>(i).
+/// body.at<N>(i) for N neighbours from i on, as many T as 16 bytes hold, where `arrays` are aligned and rows
+/// of `row` elements are whole multiples of N, else and for what is left body.at<1>(i).
 template <class T = float, class Body>
-int for_each_lane(std::int64_t count, void* stream, Body body, std::initializer_list<const void*> arrays) {
-  const bool aligned = are_aligned(arrays);
+int for_each_lane(std::int64_t count, void* stream, Body body, std::initializer_list<const void*> arrays,
+                  int row = kLanes<T>) {
+  const bool aligned = row % kLanes<T> == 0 && are_aligned(arrays);
   const int lanes = aligned ? kLanes<T> : 1;
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>((count + kBlock * lanes - 1) / (kBlock * lanes), 1 << 20));

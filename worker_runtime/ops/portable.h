@@ -12,6 +12,13 @@
 #define MUSTER_HD inline
 #endif
 
+/// In front of a loop that a GPU's compiler shall write out, so that an array stays in registers.
+#ifdef __CUDA_ARCH__
+#define MUSTER_UNROLL _Pragma("unroll")
+#else
+#define MUSTER_UNROLL
+#endif
+
 namespace muster::nn::cuda {
 
 inline constexpr unsigned kWarp = 32;

@@ -9,11 +9,11 @@ namespace {
 
 using muster::cuda::after_previous;
 using muster::cuda::launch;
+using nn::Lanes;
+using nn::load;
+using nn::store;
 using nn::cuda::block_sum;
 using nn::cuda::each_lane;
-using nn::cuda::Lanes;
-using nn::cuda::load;
-using nn::cuda::store;
 
 constexpr dim3 kOne{1, 1, 1};
 

@@ -118,7 +118,7 @@ TEST_CASE(
                  9, 9, 9,  9,  9, 9, 9, 9};   // the remainder row is ignored
   Floats y(4);
   std::vector<std::uint8_t> argmax(4);
-  for (int i = 0; i < 4; ++i) nn::max_pool_element(s, x.data(), y.data(), argmax.data(), i);
+  for (int i = 0; i < 4; ++i) nn::max_pool_elements(s, x.data(), y.data(), argmax.data(), i);
   REQUIRE(y[0] == 2);
   REQUIRE(y[1] == 0);
   REQUIRE(y[2] == 3);

@@ -28,7 +28,7 @@ class AvgPool2d : public Operation {
 #endif
     const float* x = f.x[0].f32();
     float* y = f.y.f32();
-    for (std::int64_t o = 0; o < f.y.count(); ++o) avg_pool_element(s, x, y, o);
+    for (std::int64_t o = 0; o < f.y.count(); ++o) avg_pool_elements(s, x, y, o);
   }
   void backward(const Frame& f) const override {
     if (!f.dx[0]) return;
@@ -40,7 +40,7 @@ class AvgPool2d : public Operation {
 #endif
     const float* dy = f.dy.f32();
     float* dx = f.dx[0].f32();
-    for (std::int64_t i = 0; i < f.dx[0].count(); ++i) avg_pool_gradient(s, dy, dx, i);
+    for (std::int64_t i = 0; i < f.dx[0].count(); ++i) avg_pool_gradients(s, dy, dx, i);
   }
 
  private:

@@ -23,7 +23,10 @@ struct Forward {
   AvgPoolSizes s;
   const T* x;
   T* y;
-  __device__ void operator()(std::int64_t o) const { avg_pool_element(s, x, y, o); }
+  template <int N>
+  __device__ void at(std::int64_t o) const {
+    avg_pool_elements<N>(s, x, y, o);
+  }
 };
 
 template <class T>
@@ -31,7 +34,10 @@ struct Backward {
   AvgPoolSizes s;
   const T* dy;
   T* dx;
-  __device__ void operator()(std::int64_t i) const { avg_pool_gradient(s, dy, dx, i); }
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    avg_pool_gradients<N>(s, dy, dx, i);
+  }
 };
 
 }  // namespace
@@ -41,8 +47,8 @@ int avg_pool_forward(const AvgPoolSizes& s, DType dtype, const void* x, void* y,
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
     if (outputs != 1 || s.rows.kernel != 0 || s.channels != 1)
-      return for_each_element(std::int64_t{s.planes} * outputs * s.channels, stream,
-                              Forward<T>{s, as<T>(x), as<T>(y)});
+      return for_each_lane<T>(std::int64_t{s.planes} * outputs * s.channels, stream,
+                              Forward<T>{s, as<T>(x), as<T>(y)}, {x, y}, s.channels);
     const auto blocks = static_cast<unsigned>(s.planes);
     const unsigned threads = pixels < 256 ? 32 : 128;
     return launch<mean_kernel<T>>(dim3{blocks, 1, 1}, threads, stream, as<T>(x), as<T>(y), pixels);
@@ -52,8 +58,8 @@ int avg_pool_forward(const AvgPoolSizes& s, DType dtype, const void* x, void* y,
 int avg_pool_backward(const AvgPoolSizes& s, DType dtype, const void* dy, void* dx, void* stream) {
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    return for_each_element(std::int64_t{s.planes} * s.rows.size * s.columns.size * s.channels, stream,
-                            Backward<T>{s, as<T>(dy), as<T>(dx)});
+    return for_each_lane<T>(std::int64_t{s.planes} * s.rows.size * s.columns.size * s.channels, stream,
+                            Backward<T>{s, as<T>(dy), as<T>(dx)}, {dy, dx}, s.channels);
   });
 }
 

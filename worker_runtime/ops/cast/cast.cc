@@ -12,7 +12,7 @@ namespace {
 template <DType kFrom, DType kTo, DType kThrough = DType::kFloat32>
 void cast_all(const Cast& c) {
   const Cast fixed{c.from, c.to, kFrom, kTo, kThrough, c.adds, c.scale, c.count, c.rows, c.columns};
-  for (std::int64_t i = 0; i < fixed.count; ++i) cast_element(fixed, i);
+  for (std::int64_t i = 0; i < fixed.count; ++i) cast_elements(fixed, i);
 }
 
 template <DType kHalf>

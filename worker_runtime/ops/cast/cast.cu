@@ -7,13 +7,20 @@ namespace {
 
 struct CastBody {
   Cast cast;
-  __device__ void operator()(std::int64_t i) const { cast_element(cast, i); }
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    cast_elements<N>(cast, i);
+  }
 };
 
 }  // namespace
 
 int cast(const Cast& cast, void* stream) {
-  return for_each_element(cast.count, stream, CastBody{cast});
+  const CastBody body{cast};
+  const int row = cast.rows == 1 ? kLanes<Bf16> : 1;  // of another layout each element is read from elsewhere
+  if (cast.from_dtype == DType::kFloat32 || cast.to_dtype == DType::kFloat32)
+    return for_each_lane<float>(cast.count, stream, body, {cast.from, cast.to}, row);
+  return for_each_lane<Bf16>(cast.count, stream, body, {cast.from, cast.to}, row);
 }
 
 }  // namespace muster::nn::cuda

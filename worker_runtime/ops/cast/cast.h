@@ -9,15 +9,25 @@
 
 namespace muster::nn {
 
-/// Element i of `to`.
-MUSTER_HD void cast_element(const Cast& c, std::int64_t i) {
+/// Elements i to i + N - 1 of `to`; where the layout changes too, one, of less than 2^31.
+template <int N = 1>
+MUSTER_HD void cast_elements(const Cast& c, std::int64_t i) {
   std::int64_t j = i;
-  if (c.rows != 1) {
-    const std::int64_t row_of_all = i / c.rows, matrix = row_of_all / c.columns;
-    j = (matrix * c.rows + (i - row_of_all * c.rows)) * c.columns + (row_of_all - matrix * c.columns);
+  if (N == 1 && c.rows != 1) {
+    const auto at = static_cast<std::uint32_t>(i), rows = static_cast<std::uint32_t>(c.rows);
+    const auto columns = static_cast<std::uint32_t>(c.columns);
+    const std::uint32_t row_of_all = at / rows, matrix = row_of_all / columns;
+    j = (matrix * rows + (at - row_of_all * rows)) * columns + (row_of_all - matrix * columns);
   }
-  const float value = rounded(load_as_float(c.from, c.from_dtype, j) * c.scale, c.through);
-  store_float(c.to, c.to_dtype, i, c.adds ? load_as_float(c.to, c.to_dtype, i) + value : value);
+  Lanes<N> values = load<N>(c.from, c.from_dtype, j);
+  MUSTER_UNROLL
+  for (int l = 0; l < N; ++l) values.v[l] = rounded(values.v[l] * c.scale, c.through);
+  if (c.adds) {
+    const Lanes<N> there = load<N>(c.to, c.to_dtype, i);
+    MUSTER_UNROLL
+    for (int l = 0; l < N; ++l) values.v[l] = there.v[l] + values.v[l];
+  }
+  store(c.to, c.to_dtype, i, values);
 }
 
 /// From one format of a tensor to another; rounded to `through` on the way.

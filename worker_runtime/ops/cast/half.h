@@ -108,10 +108,43 @@ auto with_type(DType dtype, Call call) {
   return dtype == DType::kFloat16 ? call(F16{}) : call(float{});
 }
 
+/// Neighbouring values, in memory of type T (float, Bf16, F16), brought and written by one instruction: there
+/// they lie at a multiple of their size.
+template <int N>
+struct Lanes {
+  float v[N];
+};
+template <int N, class T>
+struct alignas(N * sizeof(T)) Stored {
+  T v[N];
+};
+
+template <int N, class T>
+MUSTER_HD Lanes<N> load(const T* from) {
+  const Stored<N, T> stored = *reinterpret_cast<const Stored<N, T>*>(from);
+  Lanes<N> values;
+  MUSTER_UNROLL
+  for (int l = 0; l < N; ++l) values.v[l] = to_float(stored.v[l]);
+  return values;
+}
+
+template <int N, class T>
+MUSTER_HD void store(T* to, const Lanes<N>& values) {
+  Stored<N, T> stored;
+  MUSTER_UNROLL
+  for (int l = 0; l < N; ++l) stored.v[l] = from_float<T>(values.v[l]);
+  *reinterpret_cast<Stored<N, T>*>(to) = stored;
+}
+
+/// Values i to i + N - 1.
+template <int N>
+MUSTER_HD Lanes<N> load(const void* from, DType dtype, std::int64_t i) {
+  if (dtype == DType::kFloat32) return load<N>(as<float>(from) + i);
+  return dtype == DType::kBFloat16 ? load<N>(as<Bf16>(from) + i) : load<N>(as<F16>(from) + i);
+}
+
 MUSTER_HD float load_as_float(const void* from, DType dtype, std::int64_t i) {
-  if (dtype == DType::kFloat32) return static_cast<const float*>(from)[i];
-  const std::uint16_t half = static_cast<const std::uint16_t*>(from)[i];
-  return dtype == DType::kBFloat16 ? from_bf16(half) : from_f16(half);
+  return load<1>(from, dtype, i).v[0];
 }
 
 MUSTER_HD float rounded(float value, DType through) {
@@ -119,11 +152,18 @@ MUSTER_HD float rounded(float value, DType through) {
   return through == DType::kBFloat16 ? from_bf16(to_bf16(value)) : from_f16(to_f16(value));
 }
 
-MUSTER_HD void store_float(void* to, DType dtype, std::int64_t i, float value) {
+template <int N>
+MUSTER_HD void store(void* to, DType dtype, std::int64_t i, const Lanes<N>& values) {
   if (dtype == DType::kFloat32)
-    static_cast<float*>(to)[i] = value;
+    store(as<float>(to) + i, values);
+  else if (dtype == DType::kBFloat16)
+    store(as<Bf16>(to) + i, values);
   else
-    static_cast<std::uint16_t*>(to)[i] = dtype == DType::kBFloat16 ? to_bf16(value) : to_f16(value);
+    store(as<F16>(to) + i, values);
+}
+
+MUSTER_HD void store_float(void* to, DType dtype, std::int64_t i, float value) {
+  store(to, dtype, i, Lanes<1>{{value}});
 }
 
 }  // namespace muster::nn

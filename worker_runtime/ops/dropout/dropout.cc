@@ -43,7 +43,7 @@ class Dropout final : public Operation {
 #ifdef MUSTER_HAS_CUDA
     if (f.stream != nullptr) return f.report_cuda(cuda::dropout(args, f.stream), "dropout");
 #endif
-    for (std::int64_t quad = 0; 4 * quad < args.count; ++quad) dropout_quad(args, quad);
+    for (std::int64_t quad = 0; 4 * quad < args.count; ++quad) dropout_quad<false>(args, quad);
   }
 
   float p_;

@@ -5,9 +5,10 @@
 namespace muster::nn::cuda {
 namespace {
 
+template <bool kAligned>
 struct DropoutBody {
   DropoutArgs args;
-  __device__ void operator()(std::int64_t quad) const { dropout_quad(args, quad); }
+  __device__ void operator()(std::int64_t quad) const { dropout_quad<kAligned>(args, quad); }
 };
 
 struct AdvanceBody {
@@ -18,7 +19,9 @@ struct AdvanceBody {
 }  // namespace
 
 int dropout(const DropoutArgs& args, void* stream) {
-  return for_each_element((args.count + 3) / 4, stream, DropoutBody{args});
+  const std::int64_t quads = (args.count + 3) / 4;
+  if (are_aligned({args.from, args.to})) return for_each_element(quads, stream, DropoutBody<true>{args});
+  return for_each_element(quads, stream, DropoutBody<false>{args});
 }
 
 int advance(RandomState* random, void* stream) {

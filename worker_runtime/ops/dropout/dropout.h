@@ -32,7 +32,9 @@ struct DropoutArgs {
   float p;
 };
 
-/// Elements 4 * quad to 4 * quad + 3: each is kept, times 1 / (1 - p), or 0.
+/// Elements 4 * quad to 4 * quad + 3: each is kept, times 1 / (1 - p), or 0. `kAligned`: both arrays are, to
+/// 16 bytes.
+template <bool kAligned>
 MUSTER_HD void dropout_quad(const DropoutArgs& a, std::int64_t quad) {
   const RandomState& random = *a.random;
   const FourWords drawn =
@@ -40,12 +42,18 @@ MUSTER_HD void dropout_quad(const DropoutArgs& a, std::int64_t quad) {
                random.shard}},
              static_cast<std::uint32_t>(random.seed), static_cast<std::uint32_t>(random.seed >> 32));
   const float scale = a.p < 1 ? 1 / (1 - a.p) : 0;
-  for (int k = 0; k < 4 && 4 * quad + k < a.count; ++k) {
+  const auto dropped = [&](int k, float value) {
     // 24 bits, as a float of [0, 1) has them.
-    const bool kept = static_cast<float>(drawn.word[k] >> 8U) * 0x1p-24F >= a.p;
-    const std::int64_t i = 4 * quad + k;
-    store_float(a.to, a.dtype, i, kept ? load_as_float(a.from, a.dtype, i) * scale : 0);
+    return static_cast<float>(drawn.word[k] >> 8U) * 0x1p-24F >= a.p ? value * scale : 0;
+  };
+  if (kAligned && 4 * quad + 4 <= a.count) {
+    Lanes<4> values = load<4>(a.from, a.dtype, 4 * quad);
+    MUSTER_UNROLL
+    for (int k = 0; k < 4; ++k) values.v[k] = dropped(k, values.v[k]);
+    return store(a.to, a.dtype, 4 * quad, values);
   }
+  for (int k = 0; k < 4 && 4 * quad + k < a.count; ++k)
+    store_float(a.to, a.dtype, 4 * quad + k, dropped(k, load_as_float(a.from, a.dtype, 4 * quad + k)));
 }
 
 /// Before a forward pass in training.

@@ -7,13 +7,17 @@ namespace {
 
 struct Gather {
   GatherArgs args;
-  __device__ void operator()(std::int64_t i) const { gather_element(args, i); }
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    gather_elements<N>(args, i);
+  }
 };
 
 }  // namespace
 
 int gather_normalize(const GatherArgs& args, void* stream) {
-  return for_each_element(std::int64_t{args.batch} * args.image_elements, stream, Gather{args});
+  return for_each_lane(std::int64_t{args.batch} * args.image_elements, stream, Gather{args},
+                       {args.images, args.x}, args.image_elements / args.channels);
 }
 
 }  // namespace muster::nn::cuda

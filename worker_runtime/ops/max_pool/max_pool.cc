@@ -68,7 +68,7 @@ class MaxPool2d final : public Operation {
   Shape output_;
 };
 
-/// As max_pool_element(), for some outputs of a row at a time, a place of the window after another: loops
+/// As max_pool_elements(), for some outputs of a row at a time, a place of the window after another: loops
 /// that the compiler makes vectors of. kStride: the stride, or 0 for any.
 template <int kStride>
 void max_pool_rows(const MaxPoolSizes& s, const float* x, float* y, std::uint8_t* winner) {
