@@ -9,7 +9,6 @@
 
 #include <fmt/format.h>
 
-#include "launcher/job/supervision.h"
 #include "launcher/job/worker_env.h"
 
 namespace muster::launcher {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <string_view>
 #include <vector>
 
 #include <boost/asio/ip/host_name.hpp>
@@ -16,7 +15,6 @@
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/text.h"
-#include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
 
@@ -57,7 +55,7 @@ std::string age(std::int64_t ms) {
 std::string store_of(const JobState& job) {
   if (job.generation < 0) return "-";
   if (job.first_port == 0) return "coordinator";
-  return net::endpoint_text(one_line(job.first_address), job.first_port);
+  return endpoint_text(one_line(job.first_address), job.first_port);
 }
 
 std::string reached_text(const JobState& job) {

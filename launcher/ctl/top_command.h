@@ -5,9 +5,7 @@
 // jobs_command.h.
 #pragma once
 
-#include <optional>
 #include <string>
-#include <string_view>
 
 #include <boost/asio/awaitable.hpp>
 

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/hang/hang_report.h"
 #include "launcher/hang/outliers.h"
 #include "launcher/hang/process_state.h"
 #include "launcher/text/node_message.h"

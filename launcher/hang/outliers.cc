@@ -13,7 +13,6 @@
 #include <fmt/format.h>
 
 #include "launcher/progress/progress_sample.h"
-#include "launcher/text/rank_ranges.h"
 
 namespace muster::launcher {
 namespace {

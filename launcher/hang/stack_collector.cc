@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/hang/stack_collector.h"
 
-#include <algorithm>
 #include <array>
 #include <fcntl.h>
 #include <optional>
@@ -15,7 +14,6 @@
 
 #include "launcher/hang/process_state.h"
 #include "launcher/text/split.h"
-#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -2,8 +2,6 @@
 #include "launcher/job/restart_policy.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 
 #include <fmt/format.h>
 
@@ -12,7 +10,6 @@
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
 #include "launcher/text/suggestions.h"
-#include "rendezvous/base/env.h"
 
 namespace muster::launcher {
 

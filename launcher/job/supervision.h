@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <signal.h>
-#include <string>
 #include <vector>
 
 #include "launcher/job/exit_status.h"

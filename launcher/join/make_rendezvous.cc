@@ -2,13 +2,11 @@
 #include "launcher/join/make_rendezvous.h"
 
 #include <csignal>
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/signal_set.hpp>
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"

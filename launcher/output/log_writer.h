@@ -23,7 +23,6 @@
 
 #include "launcher/job/job.h"
 #include "launcher/process/helper_process.h"
-#include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/unique_fd.h"
 

@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/cores.h"
 #include "launcher/hardware/device_choice.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/job/supervision.h"

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cctype>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,7 +12,6 @@
 #include "launcher/network/interfaces.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
-#include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
 namespace {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 #include <limits>
 #include <unistd.h>
 
@@ -20,7 +19,6 @@
 #include "launcher/text/substitution.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/hostlist.h"
-#include "rendezvous/base/slurm_step.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/text.h"
 

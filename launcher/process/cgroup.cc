@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 

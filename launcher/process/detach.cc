@@ -12,11 +12,9 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 
-#include "launcher/process/job_record.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <map>
 #include <numbers>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
