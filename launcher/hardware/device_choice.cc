@@ -188,8 +188,9 @@ WorkerDevice device_of_worker(const Environment& environment, int local_rank, st
   if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= devices.size()) return {};
   const Device& device = devices[static_cast<std::size_t>(local_rank)];
   const Gpu& gpu = gpus[device.gpu];
-  if (device.entry.starts_with("MIG-")) return {fmt::format("GPU slice {}", device.entry), gpu.pci};
-  WorkerDevice out{fmt::format("GPU {}", gpu.index), gpu.pci};
+  if (device.entry.starts_with("MIG-"))
+    return {fmt::format("GPU slice {}", device.entry), gpu.pci, gpu.index};
+  WorkerDevice out{fmt::format("GPU {}", gpu.index), gpu.pci, gpu.index};
   if (!gpu.uuid.empty()) out.text += fmt::format(" ({})", gpu.uuid);
   return out;
 }

@@ -54,6 +54,7 @@ struct Device {
 struct WorkerDevice {
   std::string text;     // "GPU 3 (GPU-5a...)"; empty: none
   std::string address;  // "0000:3b:00.0"; empty: not known
+  int index = -1;       // nvidia-smi's number; -1: none
 };
 
 /// `environment`: as the workers have it. `gpus`: the physical ones in the order of their addresses.

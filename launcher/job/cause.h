@@ -18,10 +18,11 @@ enum class CauseClass {
   kHostMemory,
   kGpuMemory,
   kGpuFault,
-  kNetwork,   // NCCL, gloo, store: a collective or a connection failed
-  kPeerGone,  // another process closed its connection: most likely it failed first
-  kSignal,    // from outside
-  kExitCode,  // nothing else is known
+  kGpuUnavailable,  // CUDA or a library of it could not begin: mostly, others hold the GPU or its memory
+  kNetwork,         // NCCL, gloo, store: a collective or a connection failed
+  kPeerGone,        // another process closed its connection: most likely it failed first
+  kSignal,          // from outside
+  kExitCode,        // nothing else is known
   kNotStarted,
   kHang,       // it gave no sign of life, and muster ended it for that
   kStopped,    // by muster, because of another failure
@@ -45,6 +46,7 @@ inline constexpr std::array kCauseNames = {
     CauseName{CauseClass::kHostMemory, "host-out-of-memory", "out of host memory"},
     CauseName{CauseClass::kGpuMemory, "gpu-out-of-memory", "out of GPU memory"},
     CauseName{CauseClass::kGpuFault, "gpu-fault", "GPU fault"},
+    CauseName{CauseClass::kGpuUnavailable, "gpu-unavailable", "GPU not available"},
     CauseName{CauseClass::kNetwork, "network", "communication failure"},
     CauseName{CauseClass::kPeerGone, "peer-gone", "another process closed its connection"},
     CauseName{CauseClass::kSignal, "signal", "signal from outside"},

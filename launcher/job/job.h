@@ -156,10 +156,11 @@ struct WorkerOutcome {
   TextLines error_callstack;     // likewise
   std::vector<std::string> stderr_tail;
   Cause cause;
-  std::string device;               // "GPU 3 (GPU-5a...)"; empty: none
-  std::string progress;             // what it reported last about its progress
-  std::string hang;                 // what is said of it where it was stopped because it hung
-  std::vector<std::string> kernel;  // what the kernel's log says of it
+  std::string device;                    // "GPU 3 (GPU-5a...)"; empty: none
+  std::string progress;                  // what it reported last about its progress
+  std::string hang;                      // what is said of it where it was stopped because it hung
+  std::vector<std::string> kernel;       // what the kernel's log says of it
+  std::vector<std::string> gpu_holders;  // the other processes on its GPU, where that is why it failed
   /// From when its end was learnt until the attempt's outcome was known here; negative: it ended afterwards.
   std::int64_t before_outcome_ms = 0;
 };

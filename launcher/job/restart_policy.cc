@@ -34,7 +34,7 @@ std::vector<FailureName> known_names() {
     if (is_failure_class(cause.kind)) out.push_back({cause.id, {cause.kind}});
   out.push_back({"node", {}});
   out.push_back({"oom", {CauseClass::kHostMemory, CauseClass::kGpuMemory}});
-  out.push_back({"gpu", {CauseClass::kGpuFault}});
+  out.push_back({"gpu", {CauseClass::kGpuFault, CauseClass::kGpuUnavailable}});
   out.push_back({"store", {CauseClass::kNetwork, CauseClass::kPeerGone}});
   return out;
 }

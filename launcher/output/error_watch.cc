@@ -256,7 +256,8 @@ void ErrorWatch::plain(std::string_view text) {
       return keep(Weight::kError, {sign.kind, one_clean_line(text),
                                    sign.kind == CauseClass::kSanitizer ? c_place(text) : std::string()});
   const CauseClass kind = class_of_words(text, CauseClass::kNone);
-  if (kind == CauseClass::kGpuMemory || kind == CauseClass::kGpuFault || kind == CauseClass::kHostMemory ||
+  if (kind == CauseClass::kGpuMemory || kind == CauseClass::kGpuFault ||
+      kind == CauseClass::kGpuUnavailable || kind == CauseClass::kHostMemory ||
       contains(text, words::kWatchdog))
     return keep(Weight::kError, {kind, one_clean_line(text)});
   if (kind != CauseClass::kNone || contains(text, words::kNcclWarning))

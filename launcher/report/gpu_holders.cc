@@ -157,10 +157,14 @@ std::vector<GpuHolder> judge_holders(const GpuSnapshot& snapshot) {
   return out;
 }
 
-std::string describe(const GpuHolder& holder) {
+std::string describe(const GpuUse& use) {
   const std::string memory =
-      holder.use.bytes == 0 ? "memory"
-                            : fmt::format("{:.1f} GiB", static_cast<double>(holder.use.bytes) / (1 << 30));
+      use.bytes == 0 ? "memory" : fmt::format("{:.1f} GiB", static_cast<double>(use.bytes) / (1 << 30));
+  return fmt::format("holds {} of GPU {}{}", memory, use.gpu,
+                     use.uuid.empty() ? "" : fmt::format(" ({})", use.uuid));
+}
+
+std::string describe(const GpuHolder& holder) {
   const SeenProcess& process = holder.process;
   std::string who;
   if (holder.kind == HolderKind::kUnseen) {
@@ -175,8 +179,7 @@ std::string describe(const GpuHolder& holder) {
       who += holder.kind == HolderKind::kForeign ? ", foreign" : ", left behind by an agent that is gone";
     who += fmt::format(": {}", process.command);
   }
-  return fmt::format("pid {} ({}) holds {} of GPU {}{}", process.pid, who, memory, holder.use.gpu,
-                     holder.use.uuid.empty() ? "" : fmt::format(" ({})", holder.use.uuid));
+  return fmt::format("pid {} ({}) {}", process.pid, who, describe(holder.use));
 }
 
 std::vector<GpuHolder> find_gpu_holders(const Nvml& nvml) {

@@ -67,6 +67,8 @@ struct GpuHolder {
 /// In the order of the devices.
 [[nodiscard]] std::vector<GpuHolder> judge_holders(const GpuSnapshot& snapshot);
 
+/// "holds 71.2 GiB of GPU 3 (GPU-5a..)".
+[[nodiscard]] std::string describe(const GpuUse& use);
 /// "pid 77 (alice, rank 3 of job-a, left behind: python train.py) holds 71.2 GiB of GPU 3 (GPU-5a..)".
 [[nodiscard]] std::string describe(const GpuHolder& holder);
 

@@ -29,12 +29,13 @@ constexpr Millis kEventWait{5000};  // of one call; an event ends it at once
 constexpr int kMostFailures = 30;   // of waits in a row, a second apart: the driver will not recover
 constexpr std::size_t kMostEvents = 64;
 constexpr std::size_t kMostBytes = 256 * 1024;
-constexpr Millis kBetweenReadings{1000};  // NVML's own figures are means of up to a second
-constexpr Millis kLookedAt{60'000};       // after a look: as long as most scrape intervals
-constexpr char kAskFigures = 'f';
+constexpr Millis kBetweenReadings{1000};   // NVML's own figures are means of up to a second
+constexpr Millis kLookedAt{60'000};        // after a look: as long as most scrape intervals
+constexpr std::size_t kMostHolders = 128;  // a message holds the command lines of as many
+constexpr char kAskFigures = 'f', kAskHolders = 'h';
 
-/// From the child: all GPUs, and then each event.
-using Message = std::variant<std::vector<Gpu>, std::string>;
+/// From the child: all GPUs, and then each event, and who holds the GPUs.
+using Message = std::variant<std::vector<Gpu>, std::string, std::vector<GpuHolder>>;
 
 /// Where nobody reads, the channel is full of the first ones, which count.
 void tell(int out, const Message& message) {
@@ -80,7 +81,8 @@ class GpuServer {
       if (retry_eintr([&] { return ::poll(&request, 1, static_cast<int>(wait.count())); }) > 0) {
         char what = 0;
         if (retry_eintr([&] { return ::recv(channel_, &what, 1, 0); }) != 1) return;
-        looked_at_until = SteadyClock::now() + kLookedAt;
+        if (what == kAskHolders) tell(channel_, holders());
+        if (what == kAskFigures) looked_at_until = SteadyClock::now() + kLookedAt;
       }
       const Instant now = SteadyClock::now();
       if (now >= looked_at_until || now < next) continue;
@@ -96,6 +98,12 @@ class GpuServer {
       out.push_back(devices_[i] == nullptr ? Nvml::Figures{} : nvml_.figures(devices_[i]));
       if (events_ != nullptr) out.back().xid = xids_[i];
     }
+    return out;
+  }
+
+  std::vector<GpuHolder> holders() const {
+    std::vector<GpuHolder> out = find_gpu_holders(nvml_);
+    if (out.size() > kMostHolders) out.resize(kMostHolders);
     return out;
   }
 
@@ -177,6 +185,8 @@ bool GpuWatch::read_one() {
   ArchiveReader{std::string_view(bytes).substr(0, static_cast<std::size_t>(n))}(message);
   if (const auto* gpus = std::get_if<std::vector<Gpu>>(&message))
     gpus_ = *gpus;
+  else if (auto* holders = std::get_if<std::vector<GpuHolder>>(&message))
+    holders_ = std::move(*holders);
   else if (events_.size() < kMostEvents)
     events_.push_back(std::get<std::string>(message));
   return true;
@@ -192,6 +202,17 @@ std::vector<std::string> GpuWatch::take_new() {
   while (read_one()) {
   }
   return std::exchange(events_, {});
+}
+
+void GpuWatch::ask_holders() {
+  holders_.reset();
+  holders_asked_ = !closed_ && ::send(process_.channel(), &kAskHolders, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1;
+}
+
+const std::optional<std::vector<GpuHolder>>& GpuWatch::holders() {
+  while (owes_holders() && read_one()) {
+  }
+  return holders_;
 }
 
 std::optional<GpuWatch::Readings> GpuWatch::figures(Instant now) {

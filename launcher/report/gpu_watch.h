@@ -5,7 +5,8 @@
 // process is killed.) Started by main on nodes with GPUs; read by PostMortem when a worker has failed.
 // Drivers without Xid events, and containers where they are not permitted, give the GPUs only. It also reads
 // what the GPUs do, once a second while somebody looks, into a page that it shares with the agent: a driver
-// that is wedged makes the figures old, and holds nobody. One loop.
+// that is wedged makes the figures old, and holds nobody. And it tells, when asked, who holds the GPUs. One
+// loop.
 // Costs a fork, and no time until it is read. Source: NVML API reference, "Event Handling Methods".
 #pragma once
 
@@ -22,6 +23,7 @@
 #include "launcher/hardware/gpus.h"
 #include "launcher/hardware/nvml.h"
 #include "launcher/process/helper_process.h"
+#include "launcher/report/gpu_holders.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {
@@ -48,6 +50,12 @@ class GpuWatch {
   /// "NVML: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus (GPU-5a..)". Does not block.
   [[nodiscard]] std::vector<std::string> take_new();
 
+  /// Asks for who holds the GPUs now. Does not block.
+  void ask_holders();
+  /// Nothing: nobody has asked, or the driver has not answered yet. Does not block.
+  [[nodiscard]] const std::optional<std::vector<GpuHolder>>& holders();
+  [[nodiscard]] bool owes_holders() const { return holders_asked_ && !holders_; }
+
   /// What was read last, and asks for more: for a minute from now on it is read each second. The first call
   /// finds nothing. Does not block.
   [[nodiscard]] std::optional<Readings> figures(Instant now);
@@ -66,6 +74,8 @@ class GpuWatch {
   std::unique_ptr<Page, Unmap> page_;  // with the process
   HelperProcess process_;
   Instant asked_{};  // for figures
+  bool holders_asked_ = false;
+  std::optional<std::vector<GpuHolder>> holders_;
   bool closed_ = false;
   std::optional<std::vector<Gpu>> gpus_;
   std::vector<std::string> events_;

@@ -247,6 +247,7 @@ Json to_object(const WorkerOutcome& worker) {
   json::put(out, "callstack", worker.error_callstack);
   json::put(out, "stderr", worker.stderr_tail);
   json::put(out, "kernel", worker.kernel);
+  json::put(out, "gpu_holders", worker.gpu_holders);
   return out;
 }
 
@@ -261,6 +262,7 @@ void drop_evidence(NodeReport& report, std::size_t most) {
     worker.error_callstack.clear();
     worker.stderr_tail.clear();
     worker.kernel.clear();
+    worker.gpu_holders.clear();
   }
 }
 
@@ -318,6 +320,7 @@ std::string format_failure(std::size_t index, const WorkerOutcome& outcome, cons
                      outcome.end.core ? " (core dumped)" : "");
   out += fmt::format("  cause     : {}\n", cause_line(outcome.cause));
   if (!outcome.device.empty()) out += fmt::format("  device    : {}\n", outcome.device);
+  for (const std::string& holder : outcome.gpu_holders) out += fmt::format("  gpu user  : {}\n", holder);
   if (!outcome.progress.empty()) out += fmt::format("  progress  : {}\n", outcome.progress);
   for (const std::string& line : outcome.kernel) out += fmt::format("  kernel    : {}\n", line);
   out += fmt::format("  error_file: {}\n", outcome.error_file.empty() ? "<N/A>" : outcome.error_file);

@@ -50,6 +50,7 @@ void PostMortem::begin() {
   read_kernel();
   kernel_lines_.clear();
   kills_ = 0;
+  holders_asked_ = false;
   error_files_.clear();
   before_stop_.clear();
 }
@@ -108,6 +109,7 @@ void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& w
 }
 
 void PostMortem::judge_at_end(WorkerOutcome& outcome, const std::optional<Cause>& written) {
+  if (gpu_watch_ != nullptr && !std::exchange(holders_asked_, true)) gpu_watch_->ask_holders();
   learn_devices();
   read_kernel();
   judge_now(outcome, written);
@@ -139,7 +141,8 @@ std::function<PostMortem::Found()> PostMortem::final_search(const std::vector<Wo
   }
   if (ranks.empty()) return {};
   // Now, when the others are stopped, the driver may take its time to tell.
-  const int driver = devices_.empty() && gpu_watch_ != nullptr ? gpu_watch_->output() : -1;
+  const bool waits = gpu_watch_ != nullptr && (devices_.empty() || gpu_watch_->owes_holders());
+  const int driver = waits ? gpu_watch_->output() : -1;
   return [ranks, before = std::move(before), whole = router.stderr_searches(ranks, kTailLines), driver] {
     pollfd answer{driver, POLLIN, 0};
     if (driver >= 0) ::poll(&answer, 1, kDriverMs);
@@ -180,7 +183,27 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& foun
         error_files_.insert_or_assign(outcome.rank, *text);
       }
     judge_now(outcome, written != found.end() ? written->second.error : std::nullopt);
+    outcome.gpu_holders = gpu_holders(outcome, outcomes);
   }
+}
+
+/// Of a worker whose GPU, or its memory, somebody else may have had. Workers of this job that share one by
+/// mistake are among them, and may have ended before the driver told of them.
+std::vector<std::string> PostMortem::gpu_holders(const WorkerOutcome& worker,
+                                                 const std::vector<WorkerOutcome>& all) {
+  std::vector<std::string> out;
+  const bool wanted =
+      worker.cause.kind == CauseClass::kGpuUnavailable || worker.cause.kind == CauseClass::kGpuMemory;
+  if (!wanted || gpu_watch_ == nullptr || !gpu_watch_->holders()) return out;
+  for (const GpuHolder& holder : *gpu_watch_->holders()) {
+    if (holder.use.gpu != device_of(worker.local_rank).index || holder.use.pid == worker.pid) continue;
+    const auto own = std::find_if(all.begin(), all.end(),
+                                  [&](const WorkerOutcome& other) { return other.pid == holder.use.pid; });
+    out.push_back(own == all.end() ? describe(holder)
+                                   : fmt::format("pid {} (rank {} of this job) {}", own->pid, own->rank,
+                                                 describe(holder.use)));
+  }
+  return out;
 }
 
 StepProgress PostMortem::reached(const LogDirectory& directory) const {

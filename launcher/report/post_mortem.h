@@ -57,6 +57,8 @@ class PostMortem {
   void read_kernel();
   void learn_devices();
   [[nodiscard]] WorkerDevice device_of(int local_rank) const;
+  [[nodiscard]] std::vector<std::string> gpu_holders(const WorkerOutcome& worker,
+                                                     const std::vector<WorkerOutcome>& all);
   void judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written);
   void pass_on_error_file(const WorkerOutcome& root) const;
 
@@ -70,6 +72,7 @@ class PostMortem {
   // Of the attempt under way.
   std::vector<std::string> kernel_lines_;  // about GPUs and memory
   std::int64_t kills_ = 0;
+  bool holders_asked_ = false;                        // at the first failure, when the others are still there
   std::map<int, std::string> error_files_;            // by rank, what they say: their directory may not stay
   std::vector<LogRouter::StderrSearch> before_stop_;  // by local rank; empty: no stop has begun
 };

@@ -2,6 +2,7 @@
 """What muster tells of GPUs: their figures on /metrics, who uses them (musterctl gpus, the report of a failure)."""
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -173,3 +174,48 @@ def test_gpus_says_where_nvml_does_not_answer_and_goes_by_the_device_files(muste
     os.mkfifo(gpus.file)  # the driver waits for ever
     said = gpus.ctl()
     assert said.returncode == 0 and "has not answered within 5 s" in said.stderr
+
+
+FAILS = """
+import os, signal, sys
+with open("pids", "a") as file:
+    file.write(os.environ["RANK"] + " " + str(os.getpid()) + "\\n")
+if os.environ["RANK"] == "0":
+    signal.pause()
+open("go").read()
+sys.exit("RuntimeError: " + os.environ["SAYS"])
+"""
+
+
+@pytest.mark.parametrize("says, cause", [("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "gpu-unavailable"),
+                                         ("CUDA out of memory. Tried to allocate 20.00 MiB", "gpu-out-of-memory"),
+                                         ("CUDA error: an illegal memory access was encountered", "gpu-fault")])
+def test_the_report_of_a_worker_that_could_not_use_its_gpu_names_who_holds_it(muster, gpus, says, cause):
+    logs = muster.tmp_path / "logs"
+    os.mkfifo(muster.tmp_path / "go")
+    foreign = subprocess.Popen(["sleep", "1000"])
+    try:
+        job = muster.start("--nproc-per-node=2", "--rdzv-id=job-a", f"--log-dir={logs}", muster.script("fails.py", FAILS),
+                           env={**gpus.environment, "SAYS": says}, cwd=muster.tmp_path)
+        wait_for(lambda: len(lines := pids_of_ranks(muster)) == 2 and lines, "the workers")
+        pids = pids_of_ranks(muster)
+        gpus.hold([foreign.pid], [pids[0], pids[1], foreign.pid])
+        (muster.tmp_path / "go").write_text("")
+        assert job.wait(60) == 1
+    finally:
+        foreign.kill()
+        foreign.wait()
+    root = read_report(logs)["root_cause"]
+    assert (root["rank"], root["cause"], root["device"]) == (1, cause, "GPU 1 (GPU-bb)")
+    shown = [line.split(": ", 1)[1] for line in job.stderr.read().splitlines() if line.startswith("  gpu user  : ")]
+    assert shown == root.get("gpu_holders", [])
+    user = pwd.getpwuid(os.getuid()).pw_name
+    holders = {pids[0]: "rank 0 of this job) holds 1.0 GiB of GPU 1 (GPU-bb)", foreign.pid: f"{user}, foreign: sleep 1000) holds 1.0 GiB of GPU 1 (GPU-bb)"}
+    assert len(shown) == (0 if cause == "gpu-fault" else 2)
+    for line, pid in zip(shown, sorted(holders)):
+        assert line == f"pid {pid} ({holders[pid]}"
+
+
+def pids_of_ranks(muster):
+    file = muster.tmp_path / "pids"
+    return dict(map(int, line.split()) for line in file.read_text().splitlines()) if file.exists() else {}

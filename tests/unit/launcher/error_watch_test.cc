@@ -142,6 +142,12 @@ TEST_CASE("the words of an exception tell its class") {
           CauseClass::kGpuFault);
   REQUIRE(kind("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling") ==
           CauseClass::kGpuFault);
+  REQUIRE(kind("RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED") == CauseClass::kGpuUnavailable);
+  REQUIRE(
+      kind("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`") ==
+      CauseClass::kGpuUnavailable);
+  REQUIRE(kind("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable") ==
+          CauseClass::kGpuUnavailable);
   REQUIRE(kind("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclSystemError: y") ==
           CauseClass::kNetwork);
   REQUIRE(kind("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclRemoteError: y") ==
