@@ -21,7 +21,6 @@
 
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/job_view.h"
-#include "launcher/ctl/top_screen.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/text/clean_line.h"
 #include "launcher/text/seconds_text.h"

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/join/coordinated_rendezvous.h"
-
+// CoordinatedRendezvous: the nodes of a job as a coordinator gathers them
+// (rendezvous/coordinator/membership.h): any number between MIN and MAX with spares, or a fixed number with
+// ranks that were given (static rendezvous); one restart budget, and the failures of all nodes pushed to
+// each. The coordinator is a musterd at the endpoint, or runs in an agent (net::CoordinatorHost). WorkerStore
+// finds the workers' store of each generation. What is waited for is logged when it changes. One loop.
+// Failure: the end of the job with an exit status and the coordinator's text; a lost coordinator is one too.
+// Source: what torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
 #include <algorithm>
 #include <fstream>
 #include <sys/stat.h>
@@ -12,6 +17,7 @@
 
 #include "launcher/job/exit_status.h"
 #include "launcher/join/endpoint_host.h"
+#include "launcher/join/make_rendezvous.h"
 #include "launcher/join/worker_store.h"
 #include "launcher/network/listening.h"
 #include "launcher/plan/program.h"

@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
-#include "launcher/join/coordinated_rendezvous.h"
 #include "rendezvous/coordinator/progress_tracker.h"
 #include "rendezvous/server/server.h"
 
