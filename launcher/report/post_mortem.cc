@@ -89,9 +89,7 @@ WorkerDevice PostMortem::device_of(int local_rank) const {
 }
 
 void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written) {
-  Evidence evidence;
-  evidence.written = written;
-  evidence.memory_killed = kills_ > 0;
+  Evidence evidence{written, kills_ > 0};
   outcome.kernel.clear();
   const std::string address = device_of(outcome.local_rank).address;
   for (const std::string& line : kernel_lines_) {
@@ -105,7 +103,7 @@ void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& w
     if (xid && (xid->pid == outcome.pid || (!address.empty() && address.starts_with(xid->device))))
       outcome.kernel.push_back(line);
   }
-  judge_worker(outcome, evidence);
+  outcome.cause = cause_of(outcome, evidence);
 }
 
 void PostMortem::judge_at_end(WorkerOutcome& outcome, const std::optional<Cause>& written) {
@@ -162,13 +160,10 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& foun
     const auto written = found.find(outcome.local_rank);
     if (outcome.stopped_by_us && written != found.end()) outcome.stopped_by_us = false;
     outcome.progress = last_progress(directory.progress_file(outcome.local_rank));
-    if (!is_failure(outcome)) {
-      judge_worker(outcome, {});
-      continue;
-    }
-    outcome.device = device_of(outcome.local_rank).text;
-    if (outcome.pid == 0) {
-      judge_worker(outcome, {});
+    const bool failed = is_failure(outcome);
+    if (failed) outcome.device = device_of(outcome.local_rank).text;
+    if (!failed || outcome.pid == 0) {
+      outcome.cause = cause_of(outcome, {});
       continue;
     }
     if (written != found.end()) outcome.stderr_tail = written->second.last_lines;
