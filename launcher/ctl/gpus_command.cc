@@ -27,7 +27,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kExitStillRuns = 4;
 constexpr Millis kDriverTimeout{5000};
 constexpr Millis kEndTimeout{5000};  // after each signal
 constexpr std::size_t kMostBytes = std::size_t{4} << 20;

@@ -14,6 +14,7 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/text/text_table.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {
@@ -74,10 +75,6 @@ std::vector<std::string> row_of(const JobState& job, std::size_t most_text) {
           store_of(job),
           reached_text(job),
           one_line(job.text, most_text)};
-}
-
-std::string left_out(std::size_t shown, std::uint64_t all, std::string_view what) {
-  return all > shown ? fmt::format("and {} more {}\n", all - shown, what) : "";
 }
 
 std::string ranks_of(const NodeState& node) {
@@ -164,7 +161,9 @@ std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
   std::string out;
   if (!answer.over.problem.empty())
     out = fmt::format("nothing is acknowledged: {}\n", one_line(answer.over.problem));
-  out += text_table(rows) + left_out(answer.jobs.size(), answer.over.num_jobs, "jobs");
+  out += text_table(rows);
+  if (const auto shown = answer.jobs.size(); answer.over.num_jobs > shown)
+    out += fmt::format("and {} more jobs\n", answer.over.num_jobs - shown);
   if (!answer.nodes.empty()) out += '\n' + node_table(answer.nodes, most_nodes);
   return out;
 }
@@ -182,8 +181,7 @@ std::string jobs_json(const net::QueryAnswer& answer) {
 Result<net::QueryOptions> query_options(const JobsCommand& command, const Environment& environment) {
   auto endpoint = parse_endpoint(command.endpoint);
   if (!endpoint || endpoint->host.empty() || endpoint->port == 0)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("--endpoint={} is not HOST[:PORT]", command.endpoint));
+    return usage("--endpoint={} is not HOST[:PORT]", command.endpoint);
   net::QueryOptions out;
   out.host = endpoint->host;
   out.port = static_cast<std::uint16_t>(endpoint->port < 0 ? kMusterPort : endpoint->port);
@@ -193,8 +191,7 @@ Result<net::QueryOptions> query_options(const JobsCommand& command, const Enviro
   MUSTER_TRY(out.secret, auth::find_secret(command.secret_file, environment));
   const tls::Files& files = command.tls;
   if (files.ca.empty() && !(files.cert.empty() && files.key.empty()))
-    return fail(ErrorCode::kInvalidArgument,
-                "--tls-cert and --tls-key need --tls-ca, by which the coordinator is known");
+    return usage("--tls-cert and --tls-key need --tls-ca, by which the coordinator is known");
   if (!files.ca.empty()) {
     MUSTER_TRY(out.tls, tls::Context::client(files));
   }

@@ -30,10 +30,6 @@ auto what_of(const CollectiveState& state) {
   return std::tuple(state.operation, state.size_bytes, state.root);
 }
 
-bool waits(const Member& member) {
-  return member.state->state == PageState::kBegun;
-}
-
 std::vector<int> ranks_of(const Members& members) {
   std::vector<int> out;
   for (const Member& member : members) out.push_back(member.rank);
@@ -51,7 +47,8 @@ std::pair<bool, std::uint64_t> place_of(const Member& member) {
 Outliers absent(const Members& members) {
   const Member* last = nullptr;  // of those that wait, who is furthest
   for (const Member& member : members)
-    if (waits(member) && (last == nullptr || place_of(member) > place_of(*last))) last = &member;
+    if (member.state->state == PageState::kBegun && (last == nullptr || place_of(member) > place_of(*last)))
+      last = &member;
   if (last == nullptr) return {};
   auto least = place_of(*last);
   for (const Member& member : members) least = std::min(least, place_of(member));

@@ -159,7 +159,7 @@ class Supervision {
   }
 
  private:
-  Actions stop(int signal, AttemptEnd reason, Instant now);
+  Actions stop(int signal, AttemptEnd reason, Instant now, bool announce = false);
 
   Millis grace_;
   ShutdownSequence sequence_;

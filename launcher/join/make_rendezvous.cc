@@ -137,10 +137,9 @@ int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) 
 
   const bool hurried = signalled != 0;
   if (hurried) {
-    FailureNotice notice;
-    notice.node_rank = job.node_rank;
-    notice.exit_code = 128 + signalled;
-    notice.text = fmt::format("{} received on {}", signal_name(signalled), job.host);
+    const FailureNotice notice{.node_rank = job.node_rank,
+                               .exit_code = 128 + signalled,
+                               .text = fmt::format("{} received on {}", signal_name(signalled), job.host)};
     log.error(notice.text);
     rendezvous->decline(notice);
     status = notice.exit_code;
