@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -81,6 +82,7 @@ ProgressSample parse_progress(std::string_view bytes) {
     const std::string_view phase = phase_in(out.text);
     if (std::all_of(phase.begin(), phase.end(), [](char c) { return is_letter(c) || c == '_' || c == ' '; }))
       out.phase = phase;
+    out.figures = figures_in(out.text);
     return out;
   }
   ProgressPage page;
@@ -109,6 +111,10 @@ ProgressSample parse_progress(std::string_view bytes) {
     add(std::string(phase));
   }
   out.text = one_clean_line(text);
+  if (std::isfinite(page.loss) && std::isfinite(page.samples_per_second) && page.samples_per_second > 0)
+    out.figures = {page.loss, page.samples_per_second};
+  else
+    out.figures = figures_in(out.text);
   return out;
 }
 

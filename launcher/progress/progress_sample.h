@@ -14,6 +14,14 @@ namespace muster::launcher {
 
 inline constexpr std::size_t kProgressBytes = 512;  // as much is read
 
+/// What else a report says of a training.
+struct TrainingFigures {
+  std::optional<double> loss;
+  std::optional<double> throughput;  // of whatever is counted, per second
+
+  friend bool operator==(const TrainingFigures&, const TrainingFigures&) = default;
+};
+
 struct ProgressSample {
   std::string text;         // "epoch 2 step 140/15000 all_reduce"; one clean line, may be empty
   std::uint64_t moves = 0;  // of a page: rises with every report
@@ -22,6 +30,7 @@ struct ProgressSample {
   bool warmed_up = false;  // of a page: the third step has begun, so that the slow first ones are over
   std::uint64_t mark = 0;  // differs from the last one if the worker has reported since; by read_progress()
   std::string phase = {};  // "all_reduce"; empty: not told
+  TrainingFigures figures = {};
 
   friend bool operator==(const ProgressSample&, const ProgressSample&) = default;
 };
@@ -43,11 +52,6 @@ struct Position {
 /// Of "step 140/15000": 15000. Nothing: the steps of the epoch are not told.
 [[nodiscard]] std::optional<std::int64_t> steps_in(std::string_view text);
 
-/// What else a report says of a training.
-struct TrainingFigures {
-  std::optional<double> loss;
-  std::optional<double> throughput;  // of whatever is counted, per second
-};
 /// From "loss 0.31 images/s 512", "loss=0.31, 512 tokens/s".
 [[nodiscard]] TrainingFigures figures_in(std::string_view text);
 

@@ -141,9 +141,8 @@ RankStatus StatusExchange::look_at(const WorkerStatus& worker, Worker& known, In
     out.step = position->step;
   }
   out.steps = steps_in(progress->text);
-  const TrainingFigures figures = figures_in(progress->text);
-  out.loss = figures.loss;
-  out.throughput = figures.throughput;
+  out.loss = progress->figures.loss;
+  out.throughput = progress->figures.throughput;
   return out;
 }
 

@@ -22,7 +22,9 @@ struct ProgressPage {
   std::array<char, 16> phase;  // padded with zeros
   std::uint32_t paused;        // 1: how long the present work takes is not known
   std::uint32_t text_version;  // odd while the text is being written
-  std::array<char, 440> text;  // ends with a zero
+  double loss;                 // told last
+  double samples_per_second;   // of this worker; 0: neither was told yet
+  std::array<char, 424> text;  // ends with a zero
 };
 static_assert(sizeof(ProgressPage) == 512);
 

@@ -214,6 +214,22 @@ def test_with_a_secret_the_page_needs_the_token_and_other_names_are_refused(must
     assert not any(token in each.read_text(errors="replace") for each in job.folder.rglob("*.log"))
 
 
+def test_a_training_of_the_runtime_tells_its_loss_and_throughput(muster, bin_dir):
+    errors = muster.tmp_path / "err"
+    with open(errors, "w") as err:
+        job = muster.start("--nproc-per-node=2", "--metrics-addr=0", bin_dir / "fashion_mnist", "--device=cpu", "--epochs=1000",
+                           "--batch-size=1024", stdout=subprocess.DEVNULL, stderr=err)
+    address = listens_at(errors.read_text, 60)
+
+    def told():
+        ranks = status(address)["ranks"]
+        return ranks if ranks["loss"] and None not in ranks["loss"] + ranks["throughput"] else None
+    ranks = wait_for(told, "loss and throughput of both ranks", 120)
+    assert all(0 < loss < 3 for loss in ranks["loss"]) and all(speed > 0 for speed in ranks["throughput"])
+    job.terminate()
+    job.wait(60)
+
+
 def test_the_rank_that_the_others_wait_for_is_named(muster):
     for name in ("slow1",):
         (muster.tmp_path / name).touch()

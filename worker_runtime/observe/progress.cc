@@ -168,6 +168,13 @@ void Progress::enter(Phase phase) {
   page_->moved(false, false);
 }
 
+void Progress::set_metrics(double loss, double samples_per_second) {
+  if (!page_) return;
+  put(page_->get().loss, loss);
+  put(page_->get().samples_per_second, samples_per_second);
+  page_->moved(false, false);
+}
+
 void Progress::say(std::string_view text) {
   if (!page_) return;
   page_->set_text(text);

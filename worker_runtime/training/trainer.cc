@@ -155,6 +155,7 @@ class GraphTrainer final : public Trainer {
       MUSTER_TRY(tail_, plan(rest, nn::Mode::kTraining));
     }
     progress_.begin_epoch(++epochs_, steps_in_epoch());
+    metrics_begin_ = Clock::now();
     return {};
   }
 
@@ -200,7 +201,15 @@ class GraphTrainer final : public Trainer {
     return count;
   }
 
-  Result<Metrics> take_metrics() override { return collect(train_totals_); }
+  Result<Metrics> take_metrics() override {
+    const Clock::time_point begin = metrics_begin_;  // collect() sets it anew
+    MUSTER_TRY(const Metrics out, collect(train_totals_));
+    const double seconds = std::chrono::duration<double>(metrics_begin_ - begin).count();
+    if (out.num_samples > 0)
+      progress_.set_metrics(out.loss(),
+                            static_cast<double>(out.num_samples) / ddp_->group().world_size() / seconds);
+    return out;
+  }
 
   Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size) override {
     MUSTER_OK(check_fits(*model_, dataset));
@@ -339,7 +348,10 @@ class GraphTrainer final : public Trainer {
     MUSTER_OK(check_fits(*model_, batch, shards()));
     const int rows = batch.size() / shards();
     MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kTraining));
-    if (batch.number == 0) progress_.begin_epoch(static_cast<std::int64_t>(batch.epoch) + 1, batch.batches);
+    if (batch.number == 0) {
+      progress_.begin_epoch(static_cast<std::int64_t>(batch.epoch) + 1, batch.batches);
+      metrics_begin_ = Clock::now();
+    }
     progress_.begin_step(batch.number + 1);
     MUSTER_OK(device_->status());
     MUSTER_TRY(const std::size_t slot, stage(batch));
@@ -438,6 +450,7 @@ class GraphTrainer final : public Trainer {
                                static_cast<double>(totals.correct5), static_cast<double>(totals.num_samples)};
     MUSTER_OK(host_.all_reduce({sums.data(), sums.size(), DType::kFloat64}, ReduceOp::kSum));
     progress_.enter("between steps");
+    metrics_begin_ = Clock::now();
     return Metrics{sums[0], static_cast<std::int64_t>(sums[1]), static_cast<std::int64_t>(sums[2]),
                    static_cast<std::int64_t>(sums[3])};
   }
@@ -458,6 +471,7 @@ class GraphTrainer final : public Trainer {
   std::int64_t position_ = 0;    // samples done
   std::int64_t epochs_ = 0;      // begun
   Progress progress_;
+  Clock::time_point metrics_begin_ = Clock::now();  // of the training that take_metrics() tells of
   std::vector<std::unique_ptr<Planned>> planned_;
   Planned *full_ = nullptr, *tail_ = nullptr;
   std::unique_ptr<CopyStream> copies_;  // nullptr: the device reads the host's memory

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who hangs and who stands out: decisions without a process and without a clock.
 #include <cstring>
+#include <limits>
 
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/hang_watch.h"
@@ -288,6 +289,13 @@ TEST_CASE("a page of the runtime is told from a line of text") {
   REQUIRE(read() == ProgressSample{"step 2 all_reduce", 77, true, true, false, 0, "all_reduce"});
   std::memcpy(page.text.data(), "loading\tshards", 15);
   REQUIRE(read().text == "loading shards all_reduce");
+  std::memcpy(page.text.data(), "loss 0.25\0", 10);
+  REQUIRE(read().figures == TrainingFigures{0.25, {}});
+  page.loss = 0.5;
+  page.samples_per_second = 1200;
+  REQUIRE(read().figures == TrainingFigures{0.5, 1200});
+  page.loss = std::numeric_limits<double>::quiet_NaN();
+  REQUIRE(read().figures == TrainingFigures{0.25, {}});
   page.text_version = 1;
   REQUIRE(read().text == "step 2 all_reduce");
   REQUIRE(parse_progress("step 1200\nstep 1199\n") == ProgressSample{.text = "step 1200"});

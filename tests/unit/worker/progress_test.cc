@@ -56,6 +56,10 @@ TEST_CASE("each word is in the file at once") {
   page = page_in(file.path());
   REQUIRE(page.text[0] == '\0');
   REQUIRE(page.phase[0] == '\0');
+  progress.set_metrics(0.5, 1200);
+  progress.begin_epoch(3);
+  page = page_in(file.path());
+  REQUIRE((page.loss == 0.5 && page.samples_per_second == 1200));
   progress.pause("checkpoint");
   REQUIRE(page_in(file.path()).paused == 1);
   progress.enter("forward");

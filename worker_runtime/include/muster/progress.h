@@ -46,6 +46,8 @@ class Progress {
   void begin_step(std::int64_t step);
   /// Within a step, or instead of one.
   void enter(Phase phase);
+  /// For who watches the job: the loss (of all ranks) and this rank's speed. They stay until others come.
+  void set_metrics(double loss, double samples_per_second);
   /// Words of one's own; the first line of at most 400 bytes. Takes the place of epoch and step until the
   /// next begin_epoch() or begin_step().
   void say(std::string_view text);
