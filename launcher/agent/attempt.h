@@ -120,8 +120,6 @@ class Attempt {
  public:
   /// `restart`: the one that this attempt is.
   Attempt(const AgentServices& services, const Assignment& assignment, std::optional<Restart> restart);
-  Attempt(const Attempt&) = delete;
-  Attempt& operator=(const Attempt&) = delete;
 
   void begin();
   void on(const SignalReceived& event);

@@ -2,7 +2,6 @@
 #include "launcher/report/post_mortem.h"
 
 #include <algorithm>
-#include <ctime>
 #include <fcntl.h>
 #include <numeric>
 #include <poll.h>
@@ -16,6 +15,7 @@
 #include "launcher/progress/progress_sample.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
+#include "launcher/text/seconds_text.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -27,14 +27,6 @@ constexpr std::size_t kTailLines = 20;
 constexpr std::size_t kMaxKernelLines = 64;
 constexpr int kDriverMs = 2000;  // for the driver to list its GPUs
 constexpr std::size_t kMaxErrorFile = std::size_t{4} << 20;
-
-std::string local_time(std::int64_t seconds) {
-  const std::time_t time = seconds;
-  std::tm parts{};
-  ::localtime_r(&time, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts)};
-}
 
 std::string last_progress(const std::string& path) {
   const auto sample = read_progress(path);
@@ -223,7 +215,8 @@ NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outco
 std::string PostMortem::publish(const JobReport& report, const LogDirectory& directory,
                                 OutputSink& err) const {
   const Verdict verdict = judge(report.nodes, report.notice);
-  std::string text = format_report(report, verdict, local_time);
+  std::string text = format_report(
+      report, verdict, [](std::int64_t seconds) { return local_time_text(seconds, "%Y-%m-%d_%H:%M:%S"); });
   if (!text.empty()) err.write(text);
   if (directory.enabled() && directory.temporary_base().empty()) {
     const std::string path = directory.path() + "/report.json";
