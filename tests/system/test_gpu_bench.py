@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 import gpu_bench  # noqa: E402
 import gpu_compare  # noqa: E402
+import gpu_launch  # noqa: E402
 import gpu_train  # noqa: E402
 import measure  # noqa: E402
 
@@ -117,3 +118,15 @@ def test_the_programs_train_in_every_precision_alone_and_as_two_ranks(bench):
     # In so few steps of fp16 the GradScaler only looks for its scale.
     assert all(row["acc1"] > 0 for name, row in rows.items() if name.startswith("imagenet") and "fp16" not in name)
     assert bench(gpu_train, "--resume") == (0, rows)  # none of them again
+
+
+def test_the_launcher_runs_pytorch_as_torchrun_does_and_ends_a_hang(bench):
+    code, rows = bench(gpu_launch, f"--python={sys.executable}", "--rounds=1")
+    assert code == 0, rows
+    for ranks, name in ((1, "1 rank"), (2, "2 ranks")):
+        row = rows[f"DDP, {name}"]
+        assert row["loss"].startswith(f"world {ranks} loss 0.")
+        check_samples(row["muster"], 1)
+        check_samples(row["torchrun"], 1)
+    assert "muster: hang on" in rows["a rank that does not come"]["output"]
+    assert len(rows) == 3
