@@ -113,22 +113,21 @@ std::optional<rlimit> make_room_for_descriptors(int workers) {
   return limit;
 }
 
-Preflight preflight_of(const Options& options) {
-  return parse_preflight(options.preflight).value_or(Preflight::kOff);
+bool wants_preflight(const Options& options) {
+  return options.preflight != "off";
 }
 
 /// --preflight: prints what is wrong with this node. Returns why the node takes no part; empty: it does.
 /// `driver_error`: the driver does not answer, and is not asked again.
 std::string check_node(const Options& options, const Job& job, const Environment& environment,
                        const std::optional<Finding>& driver_error) {
-  const Preflight level = preflight_of(options);
-  if (level == Preflight::kOff) return {};
+  if (!wants_preflight(options)) return {};
+  const bool full = options.preflight == "full";
   const PreflightJob check = plan_preflight(job, options.oversubscribe, environment);
-  auto findings = driver_error
-                      ? std::vector{*driver_error}
-                      : run_preflight(check, level == Preflight::kQuick ? kQuickTimeout : kFullTimeout);
+  auto findings =
+      driver_error ? std::vector{*driver_error} : run_preflight(check, full ? kFullTimeout : kQuickTimeout);
   // A device that is broken already is not asked to compute.
-  if (level == Preflight::kFull && errors_text(findings).empty()) {
+  if (full && errors_text(findings).empty()) {
     const DeviceReport report = check_devices(check, environment, kDeviceTimeout);
     if (!report.speeds.empty())
       std::fprintf(stderr, "muster: preflight of %s: %s\n", job.host.c_str(), report.speeds.c_str());
@@ -143,12 +142,9 @@ std::string check_node(const Options& options, const Job& job, const Environment
   return out;
 }
 
-double seconds_between(Instant from, Instant to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
 CgroupMode cgroup_mode_of(const Options& options) {
-  return parse_cgroup_mode(options.cgroup).value_or(CgroupMode::kAuto);
+  if (options.cgroup == "required") return CgroupMode::kRequired;
+  return options.cgroup == "off" ? CgroupMode::kOff : CgroupMode::kAuto;
 }
 
 /// What the command line and the environment say, and which program this is.
@@ -190,8 +186,7 @@ class Launch {
       if (!opened) return complain(opened.error());
       doctor_.emplace(*std::move(opened));
     }
-    if (preflight_of(options_) != Preflight::kOff)
-      driver_ = check_driver(gpu_paths(environment_), kQuickTimeout);
+    if (wants_preflight(options_)) driver_ = check_driver(gpu_paths(environment_), kQuickTimeout);
     Environment asked = environment_;
     // The plan would wait for it: it is made without.
     if (driver_.finding) asked.insert_or_assign("MUSTER_NVML_LIBRARY", "/dev/null");
@@ -225,7 +220,7 @@ class Launch {
 
   /// Who may watch the job, and whether this node can take part.
   std::optional<int> check() {
-    job_->compare_clocks = preflight_of(options_) != Preflight::kOff;
+    job_->compare_clocks = wants_preflight(options_);
     if (const auto opened = options_.dry_run ? Result<void>() : open_observers(); !opened) {
       const int status = complain(opened.error());
       return opened.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
@@ -400,7 +395,7 @@ class Launch {
   void begin_telemetry() {
     beginning_.emplace(*job_, plain_log_, events_ ? &*events_ : nullptr);
     beginning_->started(kVersion);
-    if (preflight_of(options_) != Preflight::kOff) beginning_->preflight(options_.preflight, job_->unhealthy);
+    if (wants_preflight(options_)) beginning_->preflight(options_.preflight, job_->unhealthy);
   }
 
   Invocation invocation_;

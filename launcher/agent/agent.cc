@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <signal.h>
 #include <unistd.h>
 #include <utility>
 
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <fmt/format.h>
 

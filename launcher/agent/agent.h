@@ -16,7 +16,6 @@
 #include "launcher/process/descendants.h"
 #include "launcher/process/detach.h"
 #include "launcher/process/guardian.h"
-#include "launcher/process/worker_group.h"
 #include "launcher/report/gpu_watch.h"
 #include "launcher/telemetry/status_exchange.h"
 #include "launcher/telemetry/telemetry.h"

@@ -9,7 +9,6 @@
 
 #include <fmt/format.h>
 
-#include "launcher/job/supervision.h"
 #include "launcher/job/worker_env.h"
 
 namespace muster::launcher {
@@ -24,13 +23,6 @@ int exit_code_of(const Error& error) {
   if (error.code == ErrorCode::kNotFound) return kExitNotFound;
   const bool refused = error.code == ErrorCode::kUnsupported || error.code == ErrorCode::kInvalidArgument;
   return refused ? kExitNotExecutable : kExitSystem;
-}
-
-std::vector<std::string> progress_files(const LogDirectory& directory, int workers) {
-  std::vector<std::string> out;
-  for (int rank = 0; rank < workers && directory.enabled(); ++rank)
-    out.push_back(directory.progress_file(rank));
-  return out;
 }
 
 /// What workers left behind. `workers`: those that do not die of SIGKILL, which were named already. Returns
@@ -61,11 +53,9 @@ int terminal(int fd) {
 }  // namespace
 
 FailureNotice stop_notice(const Job& job, int signal, int node_rank) {
-  FailureNotice out;
-  out.node_rank = node_rank;
-  out.exit_code = 128 + signal;
-  out.text = fmt::format("job stopped by {} on {}", signal_name(signal), job.host);
-  return out;
+  return {.node_rank = node_rank,
+          .exit_code = 128 + signal,
+          .text = fmt::format("job stopped by {} on {}", signal_name(signal), job.host)};
 }
 
 Attempt::Attempt(const AgentServices& services, const Assignment& assignment, std::optional<Restart> restart)
@@ -108,9 +98,10 @@ Attempt::Attempt(const AgentServices& services, const Assignment& assignment, st
       cleaner_(services.io) {}
 
 std::vector<std::string> Attempt::safe_point_files() const {
-  if (!job_.elastic.rules.grow_at_safe_point) return {};
-  std::vector<std::string> out = progress_files(*services_.directory, job_.local_world_size);
-  for (std::string& file : out) file = safe_point_file(file);
+  std::vector<std::string> out;
+  if (!job_.elastic.rules.grow_at_safe_point || !services_.directory->enabled()) return out;
+  for (int rank = 0; rank < job_.local_world_size; ++rank)
+    out.push_back(safe_point_file(services_.directory->progress_file(rank)));
   return out;
 }
 
@@ -456,13 +447,9 @@ void Attempt::on(const OutputDrained& /*event*/) {
 /// What the end means for this node, and whether it is reported.
 void Attempt::conclude() {
   if (!*outcome_) {
-    FailureNotice lost;
-    lost.node_rank = -1;
-    lost.cut_off = true;
-    lost.exit_code = kExitPeerLost;
-    lost.text = outcome_->error().message;
-    result_when_reported_ = fail(outcome_->error());
-    return begin_report(lost);
+    const Error& lost = outcome_->error();
+    result_when_reported_ = fail(lost);
+    return begin_report({.node_rank = -1, .exit_code = kExitPeerLost, .text = lost.message, .cut_off = true});
   }
   const auto* notice = std::get_if<FailureNotice>(&**outcome_);
   if (notice == nullptr) return finish(FailureNotice{});

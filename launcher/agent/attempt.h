@@ -22,7 +22,6 @@
 #include "launcher/hang/hang_monitor.h"
 #include "launcher/job/job.h"
 #include "launcher/job/rendezvous.h"
-#include "launcher/job/restart_policy.h"
 #include "launcher/job/supervision.h"
 #include "launcher/output/log_directory.h"
 #include "launcher/output/log_router.h"
@@ -31,7 +30,6 @@
 #include "launcher/report/gpu_release.h"
 #include "launcher/report/post_mortem.h"
 #include "launcher/telemetry/telemetry.h"
-#include "rendezvous/base/env.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/helper_thread.h"
@@ -122,8 +120,6 @@ class Attempt {
  public:
   /// `restart`: the one that this attempt is.
   Attempt(const AgentServices& services, const Assignment& assignment, std::optional<Restart> restart);
-  Attempt(const Attempt&) = delete;
-  Attempt& operator=(const Attempt&) = delete;
 
   void begin();
   void on(const SignalReceived& event);

@@ -253,13 +253,6 @@ std::vector<std::string> devices_of(const PreflightJob& job) {
 
 }  // namespace
 
-std::optional<Preflight> parse_preflight(std::string_view text) {
-  if (text == "off") return Preflight::kOff;
-  if (text == "quick") return Preflight::kQuick;
-  if (text == "full") return Preflight::kFull;
-  return std::nullopt;
-}
-
 std::vector<Finding> judge(const Readings& readings, bool share_gpus) {
   Findings out;
   if (!readings.driver_error.empty()) out.error("{}", readings.driver_error);

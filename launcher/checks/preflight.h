@@ -26,10 +26,6 @@
 
 namespace muster::launcher {
 
-enum class Preflight { kOff, kQuick, kFull };
-
-[[nodiscard]] std::optional<Preflight> parse_preflight(std::string_view text);
-
 struct PortReading {
   std::string adapter;  // "mlx5_0"
   std::string port;     // "1"

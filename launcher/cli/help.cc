@@ -9,6 +9,7 @@
 #include "launcher/cli/option_table.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/job/restart_policy.h"
+#include "launcher/text/usage_error.h"
 
 namespace muster::launcher {
 namespace {
@@ -181,7 +182,7 @@ Result<std::string> completion_script(std::string_view shell) {
   if (shell == "zsh") return for_zsh();
   if (shell == "fish") return for_fish();
   if (shell == "tcsh") return for_tcsh();
-  return usage(fmt::format("--print-completion={}: not one of bash, zsh, fish, tcsh", shell));
+  return usage("--print-completion={}: not one of bash, zsh, fish, tcsh", shell);
 }
 
 }  // namespace muster::launcher

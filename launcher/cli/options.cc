@@ -29,7 +29,7 @@ Result<std::map<std::string, Value>> collect(const CommandLine& line, const Envi
   for (const GivenOption& given : line.options) out[std::string(given.row->name)] = {given.value, ""};
   for (const OptionRow& row : kOptionTable) {
     const std::string name(row.name), variable = row.variable();
-    if (row.is(kRefused) && out.contains(name)) return usage(fmt::format("--{} is {}", name, row.meaning));
+    if (row.is(kRefused) && out.contains(name)) return usage("--{} is {}", name, row.meaning);
     if (variable.empty() || out.contains(name)) continue;
     const auto text = lookup(environment, variable);
     if (!text) continue;
@@ -238,8 +238,7 @@ class Splitter {
     const auto equals = token.find('=');
     MUSTER_TRY(const OptionRow* row, find_option(token.substr(0, equals)));
     if (!row->takes_value() && equals != std::string_view::npos)
-      return usage(
-          (fmt::format("--{} takes no value, but '{}' was given", row->name, token.substr(equals + 1))));
+      return usage("--{} takes no value, but '{}' was given", row->name, token.substr(equals + 1));
     if (!row->takes_value() || equals != std::string_view::npos) {
       out_.options.push_back(
           {row, std::string(equals == std::string_view::npos ? "" : token.substr(equals + 1))});
@@ -252,7 +251,7 @@ class Splitter {
   Result<void> letters(std::string_view token) {
     while (!token.empty()) {
       const OptionRow* row = find_letter(token[0]);
-      if (row == nullptr) return usage(fmt::format("unknown option -{}; see muster --help", token[0]));
+      if (row == nullptr) return usage("unknown option -{}; see muster --help", token[0]);
       token.remove_prefix(1);
       if (row->takes_value() && token.empty()) return value_of(row, fmt::format("-{}", row->letter));
       if (row->takes_value() && token[0] == '=') token.remove_prefix(1);
@@ -264,7 +263,7 @@ class Splitter {
 
   Result<void> value_of(const OptionRow* row, const std::string& option) {
     if (next_ == arguments_.size() || arguments_[next_] == "--" || looks_like_option(arguments_[next_]))
-      return usage(fmt::format("{} needs a value: {} {}", option, option, row->metavar));
+      return usage("{} needs a value: {} {}", option, option, row->metavar);
     out_.options.push_back({row, arguments_[next_++]});
     return {};
   }
@@ -289,11 +288,11 @@ Result<const OptionRow*> find_option(std::string_view name) {
     std::erase_if(matches, [](const OptionRow* row) { return row->is(kOwn); });
   if (matches.size() == 1) return matches.front();
   if (matches.empty())
-    return usage(fmt::format("unknown option --{}; the nearest is --{} (see muster --help)", name,
-                             nearest_name(kOptionTable, dashed)));
+    return usage("unknown option --{}; the nearest is --{} (see muster --help)", name,
+                 nearest_name(kOptionTable, dashed));
   std::string names;
   for (const OptionRow* row : matches) names += fmt::format("{}--{}", names.empty() ? "" : ", ", row->name);
-  return usage(fmt::format("--{} is ambiguous: {}", name, names));
+  return usage("--{} is ambiguous: {}", name, names);
 }
 
 Result<CommandLine> split_command_line(std::span<const std::string> arguments) {

@@ -15,6 +15,7 @@
 
 #include <muster/result.h>
 
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -101,11 +102,6 @@ struct Options {
   std::map<std::string, std::string, std::less<>> given;  // name -> text, typed or PET_*; not defaults
   std::map<std::string, std::string, std::less<>> from_environment;  // of these, name -> "PET_X=text"
 };
-
-/// What is wrong with the command line, in one line.
-[[nodiscard]] inline tl::unexpected<Error> usage(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 /// `arguments` without argv[0]. With --help, --help-all, --version, --print-completion or --doctor a program
 /// is not required.

@@ -16,7 +16,7 @@ namespace muster::launcher {
 namespace {
 
 tl::unexpected<Error> wrong(std::string_view key, std::string_view value, std::string_view right) {
-  return usage(fmt::format("--rdzv-conf {}={}: {}", key, value, right));
+  return usage("--rdzv-conf {}={}: {}", key, value, right);
 }
 
 std::optional<bool> parse_bool(std::string value) {
@@ -89,7 +89,7 @@ Result<ConfPairs> split_rdzv_conf(std::string_view conf) {
     const std::string_view key = trimmed(part.substr(0, equals));
     const std::string_view value = equals == std::string_view::npos ? "" : trimmed(part.substr(equals + 1));
     if (key.empty() || value.empty())
-      return usage(fmt::format("--rdzv-conf={}: '{}' is not key=value", conf, trimmed(part)));
+      return usage("--rdzv-conf={}: '{}' is not key=value", conf, trimmed(part));
     out.emplace_back(key, value);
   }
   return out;
@@ -103,8 +103,7 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf) {
   for (const auto& [key, value] : pairs) {
     const RdzvKey* const row = find_rdzv_key(key);
     if (row == nullptr)
-      return usage(
-          fmt::format("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key)));
+      return usage("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key));
     MUSTER_OK(std::visit(Assigner(*row, value, out), row->target));
     if (row->of_etcd) out.etcd_key = key;
     if (out.store_type != "tcp") return wrong(key, value, "the coordinator is reached by TCP only");

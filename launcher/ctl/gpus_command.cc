@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <ctime>
 #include <poll.h>
 #include <string>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/process/helper_process.h"
 #include "launcher/report/gpu_holders.h"
+#include "launcher/text/seconds_text.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/archive.h"
 #include "rendezvous/base/syscall.h"
@@ -27,7 +27,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kExitStillRuns = 4;
 constexpr Millis kDriverTimeout{5000};
 constexpr Millis kEndTimeout{5000};  // after each signal
 constexpr std::size_t kMostBytes = std::size_t{4} << 20;
@@ -71,14 +70,6 @@ Answer ask(const GpuPaths& paths) {
   return out;
 }
 
-std::string local_time(std::int64_t seconds) {
-  const std::time_t time = seconds;
-  std::tm parts{};
-  ::localtime_r(&time, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts)};
-}
-
 std::string or_dash(const std::string& text) {
   return text.empty() ? "-" : text;
 }
@@ -88,12 +79,12 @@ std::string table(const std::vector<GpuHolder>& holders) {
       {"GPU", "PID", "USER", "SINCE", "MIB", "RANK", "JOB", "KIND", "COMMAND"}};
   for (const GpuHolder& holder : holders) {
     const SeenProcess& process = holder.process;
-    rows.push_back({fmt::format("{}", holder.use.gpu), fmt::format("{}", holder.use.pid),
-                    or_dash(process.user), process.since == 0 ? "-" : local_time(process.since),
-                    holder.use.bytes == 0 ? "-" : fmt::format("{}", holder.use.bytes >> 20),
-                    or_dash(process.rank), or_dash(process.run_id),
-                    std::string(kHolderKinds[static_cast<std::size_t>(holder.kind)]),
-                    or_dash(process.command)});
+    rows.push_back(
+        {fmt::format("{}", holder.use.gpu), fmt::format("{}", holder.use.pid), or_dash(process.user),
+         process.since == 0 ? "-" : local_time_text(process.since, "%Y-%m-%d %H:%M:%S"),
+         holder.use.bytes == 0 ? "-" : fmt::format("{}", holder.use.bytes >> 20), or_dash(process.rank),
+         or_dash(process.run_id), std::string(kHolderKinds[static_cast<std::size_t>(holder.kind)]),
+         or_dash(process.command)});
   }
   return text_table(rows);
 }

@@ -8,7 +8,6 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/process/job_record.h"
 #include "launcher/progress/progress_sample.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/status/process_usage.h"

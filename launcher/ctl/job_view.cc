@@ -127,20 +127,17 @@ RankRow row_of(const Json& ranks, std::size_t i, const Nodes& nodes) {
   return out;
 }
 
-void add_gpus(const Json& node, JobView& view) {
+void add_gpus(const Json& node, std::vector<std::vector<std::string>>& rows) {
   for (const Json& gpu : items(field(node, "gpus"))) {
     const auto value = [&](const char* name) { return number(field(gpu, name)); };
     const auto unit = [&](const char* name, const char* text) {
       const std::string shown = plain(value(name));
       return shown == "-" ? shown : shown + text;
     };
-    if (view.gpus.empty())
-      view.gpus.push_back({"HOST", "GPU", "UTIL", "MEMORY", "OF", "POWER", "TEMP", "CLOCK", "XID", "NAME"});
-    view.gpus.push_back({text(field(node, "host"), kMaxCell), plain(value("gpu")),
-                         percent(value("util_percent")), bytes(value("memory_used_bytes")),
-                         bytes(value("memory_total_bytes")), unit("power_w", " W"),
-                         unit("temperature_c", " C"), unit("sm_clock_mhz", " MHz"), plain(value("xid")),
-                         text(field(gpu, "name"), kMaxCell)});
+    rows.push_back({text(field(node, "host"), kMaxCell), plain(value("gpu")), percent(value("util_percent")),
+                    bytes(value("memory_used_bytes")), bytes(value("memory_total_bytes")),
+                    unit("power_w", " W"), unit("temperature_c", " C"), unit("sm_clock_mhz", " MHz"),
+                    plain(value("xid")), text(field(gpu, "name"), kMaxCell)});
   }
 }
 
@@ -198,30 +195,28 @@ std::vector<std::string> table_of(const std::vector<const RankRow*>& rows) {
   return shown_lines(text_table(cells));
 }
 
-std::vector<std::string> page_of(const TopState& state, const JobView& view) {
-  const auto either = [](const std::vector<std::string>& lines, const char* none) {
-    return lines.empty() ? std::vector<std::string>{none} : lines;
-  };
-  switch (state.page) {
-    case Page::kLog:
-      return either(state.log, "asked for");
-    case Page::kHang:
-      return either(view.hang, "no hang was reported");
-    case Page::kFailure:
-      return either(view.failure, "the job has not failed");
-    case Page::kGpus:
-      return view.gpus.empty() ? std::vector<std::string>{"no GPU is known"}
-                               : shown_lines(text_table(view.gpus));
-    case Page::kEvents:
-      return either(view.events, "no event is known");
-    default:
-      return shown_lines(kHelp);
-  }
+/// By Page: the ranks are a table, and the log has a key of its own.
+struct PageRow {
+  char key;
+  std::string_view title, none;  // `none`: what is shown where there are no lines
+  std::vector<std::string> JobView::*lines;
+};
+constexpr PageRow kPages[] = {{'\0', "ranks", "", nullptr},
+                              {'\0', "log", "asked for", nullptr},
+                              {'h', "stacks", "no hang was reported", &JobView::hang},
+                              {'f', "failure", "the job has not failed", &JobView::failure},
+                              {'g', "GPUs", "no GPU is known", &JobView::gpus},
+                              {'e', "events", "no event is known", &JobView::events},
+                              {'?', "help", kHelp, nullptr}};
+
+const PageRow& page_row(const TopState& state) {
+  return kPages[static_cast<std::size_t>(state.page)];
 }
 
-std::string_view title_of(Page page) {
-  constexpr std::string_view kTitles[] = {"ranks", "log", "stacks", "failure", "GPUs", "events", "help"};
-  return kTitles[static_cast<std::size_t>(page)];
+std::vector<std::string> page_of(const TopState& state, const JobView& view) {
+  const PageRow& row = page_row(state);
+  auto lines = state.page == Page::kLog ? state.log : row.lines ? view.*row.lines : shown_lines({});
+  return lines.empty() ? shown_lines(row.none) : lines;
 }
 
 /// Rows that are left for the body.
@@ -269,12 +264,15 @@ Result<JobView> parse_job_view(std::string_view document) {
     out.alerts.push_back("straggler: " + text(field(slow, "text")));
   Nodes nodes;
   std::vector<std::string> silent;
+  std::vector<std::vector<std::string>> gpus = {
+      {"HOST", "GPU", "UTIL", "MEMORY", "OF", "POWER", "TEMP", "CLOCK", "XID", "NAME"}};
   for (const Json& node : items(field(json, "nodes"))) {
     if (const double at = number(field(node, "node")); !std::isnan(at)) nodes[at] = &node;
     if (const double age = number(field(node, "age_s")); age > kSilent)
       silent.push_back(fmt::format("{} ({})", text(field(node, "host"), kMaxCell), seconds(age)));
-    add_gpus(node, out);
+    add_gpus(node, gpus);
   }
+  if (gpus.size() > 1) out.gpus = shown_lines(text_table(gpus));
   if (silent.size() > 4) silent = {silent[0], silent[1], fmt::format("{} more", silent.size() - 2)};
   if (!silent.empty()) out.alerts.push_back(fmt::format("no news of: {}", fmt::join(silent, ", ")));
   for (std::size_t i = 0; i < items(field(ranks, "rank")).size(); ++i)
@@ -340,6 +338,8 @@ Action press(TopState& state, const JobView& view, Key key, char letter) {
     state.first = at;
   else if (at < all)
     state.selected = rows[at]->rank;
+  for (const PageRow& row : kPages)
+    if (letter != '\0' && letter == row.key) return turn_to(static_cast<Page>(&row - kPages));
   switch (letter) {
     case 'q':
       return on_ranks ? Action::kQuit : turn_to(Page::kRanks);
@@ -352,16 +352,6 @@ Action press(TopState& state, const JobView& view, Key key, char letter) {
     case '/':
       state.typing = true;
       return turn_to(Page::kRanks);
-    case 'h':
-      return turn_to(Page::kHang);
-    case 'f':
-      return turn_to(Page::kFailure);
-    case 'g':
-      return turn_to(Page::kGpus);
-    case 'e':
-      return turn_to(Page::kEvents);
-    case '?':
-      return turn_to(Page::kHelp);
     case 'l':
       if (!on_ranks || rows.empty()) break;
       state.log.clear();
@@ -396,7 +386,7 @@ std::vector<ScreenLine> screen_of(TopState& state, const JobView& view) {
   } else {
     const auto lines = page_of(state, view);
     state.first = std::min(state.first, lines.size() - std::min(lines.size(), most));
-    add(fmt::format("{}{}", title_of(state.page),
+    add(fmt::format("{}{}", page_row(state).title,
                     state.page == Page::kLog ? fmt::format(" of rank {}", state.selected) : ""),
         Style::kBold);
     for (std::size_t i = state.first; i < std::min(lines.size(), state.first + most); ++i)
@@ -419,7 +409,7 @@ std::string plain_text(const JobView& view) {
   rows.reserve(view.ranks.size());
   for (const RankRow& row : view.ranks) rows.push_back(&row);
   out += fmt::format("\n{}\n", fmt::join(table_of(rows), "\n"));
-  if (!view.gpus.empty()) out += "\n" + text_table(view.gpus);
+  if (!view.gpus.empty()) out += fmt::format("\n{}\n", fmt::join(view.gpus, "\n"));
   if (!view.events.empty()) out += "\nlast event: " + view.events.back() + "\n";
   return out;
 }

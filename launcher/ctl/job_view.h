@@ -29,10 +29,10 @@ struct JobView {
   std::vector<std::string> heading;  ///< of the whole job
   std::vector<std::string> alerts;   ///< straggler, silent nodes, failure, hang
   std::vector<RankRow> ranks;
-  std::vector<std::vector<std::string>> gpus;  ///< rows of a table, the first its titles
-  std::vector<std::string> events;             ///< the newest last
-  std::vector<std::string> failure;            ///< the report; empty: none
-  std::vector<std::string> hang;               ///< likewise, with stacks
+  std::vector<std::string> gpus;     ///< a table, the first line its titles
+  std::vector<std::string> events;   ///< the newest last
+  std::vector<std::string> failure;  ///< the report; empty: none
+  std::vector<std::string> hang;     ///< likewise, with stacks
 };
 
 /// kProtocol: it is no status document.

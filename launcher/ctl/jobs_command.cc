@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <string_view>
 #include <vector>
 
 #include <boost/asio/ip/host_name.hpp>
@@ -15,8 +14,8 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/text/text_table.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"
-#include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
 
@@ -57,7 +56,7 @@ std::string age(std::int64_t ms) {
 std::string store_of(const JobState& job) {
   if (job.generation < 0) return "-";
   if (job.first_port == 0) return "coordinator";
-  return net::endpoint_text(one_line(job.first_address), job.first_port);
+  return endpoint_text(one_line(job.first_address), job.first_port);
 }
 
 std::string reached_text(const JobState& job) {
@@ -76,10 +75,6 @@ std::vector<std::string> row_of(const JobState& job, std::size_t most_text) {
           store_of(job),
           reached_text(job),
           one_line(job.text, most_text)};
-}
-
-std::string left_out(std::size_t shown, std::uint64_t all, std::string_view what) {
-  return all > shown ? fmt::format("and {} more {}\n", all - shown, what) : "";
 }
 
 std::string ranks_of(const NodeState& node) {
@@ -166,7 +161,9 @@ std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
   std::string out;
   if (!answer.over.problem.empty())
     out = fmt::format("nothing is acknowledged: {}\n", one_line(answer.over.problem));
-  out += text_table(rows) + left_out(answer.jobs.size(), answer.over.num_jobs, "jobs");
+  out += text_table(rows);
+  if (const auto shown = answer.jobs.size(); answer.over.num_jobs > shown)
+    out += fmt::format("and {} more jobs\n", answer.over.num_jobs - shown);
   if (!answer.nodes.empty()) out += '\n' + node_table(answer.nodes, most_nodes);
   return out;
 }
@@ -184,8 +181,7 @@ std::string jobs_json(const net::QueryAnswer& answer) {
 Result<net::QueryOptions> query_options(const JobsCommand& command, const Environment& environment) {
   auto endpoint = parse_endpoint(command.endpoint);
   if (!endpoint || endpoint->host.empty() || endpoint->port == 0)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("--endpoint={} is not HOST[:PORT]", command.endpoint));
+    return usage("--endpoint={} is not HOST[:PORT]", command.endpoint);
   net::QueryOptions out;
   out.host = endpoint->host;
   out.port = static_cast<std::uint16_t>(endpoint->port < 0 ? kMusterPort : endpoint->port);
@@ -195,8 +191,7 @@ Result<net::QueryOptions> query_options(const JobsCommand& command, const Enviro
   MUSTER_TRY(out.secret, auth::find_secret(command.secret_file, environment));
   const tls::Files& files = command.tls;
   if (files.ca.empty() && !(files.cert.empty() && files.key.empty()))
-    return fail(ErrorCode::kInvalidArgument,
-                "--tls-cert and --tls-key need --tls-ca, by which the coordinator is known");
+    return usage("--tls-cert and --tls-key need --tls-ca, by which the coordinator is known");
   if (!files.ca.empty()) {
     MUSTER_TRY(out.tls, tls::Context::client(files));
   }

@@ -25,6 +25,7 @@ namespace muster::launcher {
 [[nodiscard]] std::string jobs_json(const net::QueryAnswer& answer);
 
 inline constexpr int kExitNoSuchJob = 1;
+inline constexpr int kExitStillRuns = 4;
 /// Prints an error of musterctl. Returns `status`.
 int complain(std::string_view text, int status);
 

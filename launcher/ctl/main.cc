@@ -37,7 +37,6 @@ namespace {
 using namespace muster;
 using namespace muster::launcher;
 
-constexpr int kExitStillRuns = 4;
 constexpr Millis kSecondSignal{200};
 
 /// The agent of a detached job as a handle (pidfd), so that what is signalled and waited for is the process

@@ -21,10 +21,10 @@
 
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/job_view.h"
-#include "launcher/ctl/top_screen.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/text/clean_line.h"
 #include "launcher/text/seconds_text.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/net/dial.h"
 #include "rendezvous/status/page_access.h"
@@ -49,8 +49,7 @@ Result<JobPage> page_at(std::string_view text) {
   std::string_view rest = text;
   if (rest.starts_with(kScheme)) rest.remove_prefix(kScheme.size());
   const auto address = net::parse_status_address(rest.substr(0, rest.find_first_of("/?")));
-  if (!address || address->port == 0)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} is not http://HOST:PORT", one_line(text)));
+  if (!address || address->port == 0) return usage("{} is not http://HOST:PORT", one_line(text));
   JobPage out;
   out.host = out.address = address->host;
   out.port = address->port;
@@ -92,9 +91,8 @@ Result<JobPage> page_by_coordinator(const JobsCommand& asked, const Environment&
   for (const control::JobState& job : answer.jobs) {
     if (job.phase == control::JobState::Phase::kEnded) continue;
     if (found != nullptr)
-      return fail(ErrorCode::kInvalidArgument, fmt::format("{} has several jobs; name one (musterctl jobs "
-                                                           "--endpoint={} lists them)",
-                                                           asked.endpoint, asked.endpoint));
+      return usage("{} has several jobs; name one (musterctl jobs --endpoint={} lists them)", asked.endpoint,
+                   asked.endpoint);
     found = &job;
   }
   if (found == nullptr)

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // musterctl top and musterctl open: a job's live view, by the status page that its first agent serves
-// (--metrics-addr), as lines or on a terminal (top_screen.h); and the tunnel by which a browser elsewhere
+// (--metrics-addr), as lines or on a terminal (top_screen.cc); and the tunnel by which a browser elsewhere
 // reaches that page. Blocks; called by musterctl's main. Failure is one line and an exit status as of
 // jobs_command.h.
 #pragma once
 
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include <boost/asio/awaitable.hpp>
 
@@ -38,6 +37,9 @@ struct JobPage {
 [[nodiscard]] int run_top(const TopCommand& command, const JobRecord* record, const Environment& environment);
 [[nodiscard]] int run_open(const TopCommand& command, const JobRecord* record,
                            const Environment& environment);
+
+/// On a terminal. The exit status; nothing: this is no terminal that a screen can be drawn on (TERM).
+[[nodiscard]] std::optional<int> run_screen(const JobPage& page, Millis interval);
 
 /// GET: the body of an answer with status 200, of 8 MiB at most. kTimeout, kPeerGone: not reached;
 /// kMismatch: refused; kProtocol: another answer.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/ctl/top_screen.h"
-
+// The live view of musterctl top on a terminal, by ncurses: draws what job_view.h says, hands it the keys,
+// asks the job's page once per interval. One loop, one thread. A page that does not answer is said on the
+// screen, over what was seen last. The terminal is as it was when this returns.
 #include <algorithm>
 #include <clocale>
 #include <cstdlib>
@@ -20,6 +21,7 @@
 #include <fmt/format.h>
 
 #include "launcher/ctl/job_view.h"
+#include "launcher/ctl/top_command.h"
 #include "launcher/job/exit_status.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/text.h"
@@ -38,31 +40,17 @@ constexpr Millis kTimeout{5'000};
 constexpr int kEscapeDelayMs = 25;  // until a lone Esc is no beginning of another key
 constexpr int kLogLines = 1000;
 
+constexpr std::pair<int, Key> kKeys[] = {
+    {KEY_UP, Key::kUp},           {KEY_DOWN, Key::kDown}, {KEY_PPAGE, Key::kPageUp},
+    {KEY_NPAGE, Key::kPageDown},  {KEY_HOME, Key::kHome}, {KEY_END, Key::kEnd},
+    {KEY_ENTER, Key::kEnter},     {'\n', Key::kEnter},    {'\r', Key::kEnter},
+    {KEY_BACKSPACE, Key::kErase}, {'\b', Key::kErase},    {0x7f, Key::kErase},
+    {0x1b, Key::kEscape}};
+
 Key key_of(int code) {
-  switch (code) {
-    case KEY_UP:
-      return Key::kUp;
-    case KEY_DOWN:
-      return Key::kDown;
-    case KEY_PPAGE:
-      return Key::kPageUp;
-    case KEY_NPAGE:
-      return Key::kPageDown;
-    case KEY_HOME:
-      return Key::kHome;
-    case KEY_END:
-      return Key::kEnd;
-    case KEY_ENTER:
-    case '\n':
-    case '\r':
-      return Key::kEnter;
-    case KEY_BACKSPACE:
-    case '\b':
-    case 0x7f:
-      return Key::kErase;
-    default:
-      return code == 0x1b ? Key::kEscape : Key::kText;
-  }
+  for (const auto& [each, key] : kKeys)
+    if (each == code) return key;
+  return Key::kText;
 }
 
 class TopScreen {

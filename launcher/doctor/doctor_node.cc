@@ -19,7 +19,6 @@
 #include "launcher/network/interfaces.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/unique_fd.h"
 #include "rendezvous/protocol/auth.h"
 
 namespace muster::launcher {

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/hang/hang_report.h"
 #include "launcher/hang/outliers.h"
 #include "launcher/hang/process_state.h"
 #include "launcher/text/node_message.h"
@@ -71,7 +70,7 @@ void HangMonitor::stop() {
 // Phases.
 
 void HangMonitor::enter(Phase phase) {
-  state_.phase = phase;
+  phase_ = phase;
   deadline_timer_.cancel();
   const Instant now = SteadyClock::now();
   if (phase == Phase::kReported) wait_until(now + kRequestTimeout);
@@ -87,7 +86,7 @@ void HangMonitor::wait_until(Instant deadline) {
 
 void HangMonitor::deadline_passed() {
   if (session_ && session_->deadline()) return execute(session_->tick(SteadyClock::now()));
-  const Phase phase = state_.phase;
+  const Phase phase = phase_;
   enter(Phase::kWatching);
   if (!watch_->hanging()) return;
   if (phase == Phase::kEnding) {
@@ -97,7 +96,7 @@ void HangMonitor::deadline_passed() {
     return callbacks_.act(named.local_rank, hang_line(snapshot_.report, named));
   }
   environs_.log.warning("a hang: node 0 does not answer; this node reports its own part");
-  state_.alone = true;
+  alone_ = true;
   if (phase == Phase::kReported) return read_snapshot();
   publish({{environs_.assignment.group_rank, snapshot_}}, true);
 }
@@ -122,7 +121,7 @@ void HangMonitor::look() {
       execute(session_->reported(0, SteadyClock::now()));
     } else {
       send(Kind::kDetected);
-      if (state_.phase == Phase::kWatching) enter(Phase::kReported);
+      if (phase_ == Phase::kWatching) enter(Phase::kReported);
     }
   }
   // Tools stop what they look at: nobody is to be found stalled for that.
@@ -131,11 +130,11 @@ void HangMonitor::look() {
 
 /// No worker here hangs any more.
 void HangMonitor::hang_over() {
-  if (state_.phase == Phase::kReading) return;  // the snapshot says so
+  if (phase_ == Phase::kReading) return;  // the snapshot says so
   if (session_) return execute(session_->over(0));
-  if (std::exchange(state_.alone, false)) return log_over();
+  if (std::exchange(alone_, false)) return log_over();
   send(Kind::kOver);
-  if (state_.phase != Phase::kReported)
+  if (phase_ != Phase::kReported)
     hang_log_.set_over(std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_));
   enter(Phase::kWatching);
 }
@@ -205,8 +204,8 @@ void HangMonitor::snapshot_complete() {
     rank.ended = ended_[static_cast<std::size_t>(rank.local_rank)];
   enter(Phase::kWatching);
   if (session_) return execute(session_->snapshot(0, session_->number(), snapshot_, SteadyClock::now()));
-  if (state_.alone) {
-    state_.alone = snapshot_.hanging;
+  if (alone_) {
+    alone_ = snapshot_.hanging;
     publish({{environs_.assignment.group_rank, snapshot_}}, snapshot_.hanging);
     if (!snapshot_.hanging) log_over();
     return;
@@ -222,7 +221,7 @@ void HangMonitor::snapshot_complete() {
 void HangMonitor::execute(const HangSession::Actions& actions) {
   if (actions.ask) {
     send(Kind::kRequestSnapshot);
-    if (state_.phase != Phase::kReading) read_snapshot();
+    if (phase_ != Phase::kReading) read_snapshot();
   }
   if (actions.known) send(Kind::kAlreadyReported);
   if (actions.publish) publish(session_->snapshots(), session_->hanging());
@@ -294,7 +293,7 @@ void HangMonitor::send(Kind kind, std::string payload) {
   if (only_node()) return;
   control::Hang message;
   message.kind = kind;
-  message.number = session_ ? session_->number() : state_.number;
+  message.number = session_ ? session_->number() : number_;
   message.host = environs_.job.host;
   message.group_rank = environs_.assignment.group_rank;
   message.payload = std::move(payload);
@@ -323,9 +322,9 @@ void HangMonitor::on_message(const control::Hang& message) {
     case Kind::kOver:
       return execute(session_->over(message.group_rank));
     case Kind::kRequestSnapshot:
-      state_.number = message.number;
-      state_.alone = false;
-      if (state_.phase != Phase::kReading) read_snapshot();
+      number_ = message.number;
+      alone_ = false;
+      if (phase_ != Phase::kReading) read_snapshot();
       return;
     case Kind::kVerdict: {
       const auto verdict = from_node_message<HangVerdict>(message.payload, "the verdict on a hang");
@@ -335,7 +334,7 @@ void HangMonitor::on_message(const control::Hang& message) {
       return conclude(*verdict);
     }
     case Kind::kAlreadyReported:  // what this node reported belongs to a hang whose report is written
-      if (state_.phase == Phase::kReported) enter(Phase::kWatching);
+      if (phase_ == Phase::kReported) enter(Phase::kWatching);
       return;
   }
 }

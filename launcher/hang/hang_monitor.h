@@ -51,19 +51,13 @@ class HangMonitor {
 
  private:
   using Kind = control::Hang::Kind;
-  struct State {
-    enum class Phase {
-      kWatching,  // nobody hangs here, or the hang has been reported
-      kReported,  // to node 0, which is to ask for a snapshot
-      kReading,   // the snapshot is being made
-      kSent,      // node 0 has the snapshot and is to announce the verdict
-      kEnding,    // another node is to end the attempt
-    };
-    Phase phase = Phase::kWatching;
-    bool alone = false;  // this node publishes its own report: node 0 does not answer
-    int number = 0;      // of the hang, as node 0 counts
+  enum class Phase {
+    kWatching,  // nobody hangs here, or the hang has been reported
+    kReported,  // to node 0, which is to ask for a snapshot
+    kReading,   // the snapshot is being made
+    kSent,      // node 0 has the snapshot and is to announce the verdict
+    kEnding,    // another node is to end the attempt
   };
-  using Phase = State::Phase;
 
   [[nodiscard]] bool only_node() const { return environs_.assignment.group_world_size == 1; }
   void enter(Phase phase);
@@ -91,7 +85,9 @@ class HangMonitor {
   std::optional<HangSession> session_;  // on node 0
   std::vector<std::string> ended_;      // by local rank; empty: it runs
   std::vector<WorkerSeen> seen_;        // by the last look
-  State state_;
+  Phase phase_ = Phase::kWatching;
+  bool alone_ = false;     // this node publishes its own report: node 0 does not answer
+  int number_ = 0;         // of the hang, as node 0 counts
   NodeSnapshot snapshot_;  // of the present or last hang
   Instant hang_began_{};
   HangLog hang_log_;

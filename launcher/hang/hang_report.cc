@@ -23,23 +23,15 @@ constexpr std::size_t kFramesShown = 8;
 constexpr std::size_t kGroupsShown = 16;
 constexpr std::size_t kHostsShown = 4;
 
+/// Of /proc/PID/stat.
+constexpr std::pair<char, std::string_view> kStates[] = {
+    {'R', "running"}, {'S', "sleeping"}, {'D', "in uninterruptible sleep"},
+    {'T', "stopped"}, {'Z', "ended"},    {'t', "held by a debugger"}};
+
 std::string state_text(char state) {
-  switch (state) {
-    case 'R':
-      return "running";
-    case 'S':
-      return "sleeping";
-    case 'D':
-      return "in uninterruptible sleep";
-    case 'T':
-      return "stopped";
-    case 't':
-      return "held by a debugger";
-    case 'Z':
-      return "ended";
-    default:
-      return {};
-  }
+  for (const auto& [letter, text] : kStates)
+    if (letter == state) return std::string(text);
+  return {};
 }
 
 /// "sleeping in read(5 -> pipe:[81]), pipe_read".

@@ -3,6 +3,7 @@
 
 #include "launcher/hang/process_state.h"
 #include "launcher/progress/collective_state.h"
+#include "launcher/progress/progress_sample.h"
 
 namespace muster::launcher {
 

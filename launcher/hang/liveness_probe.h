@@ -14,7 +14,6 @@
 #include "launcher/output/log_router.h"
 #include "launcher/output/output_sink.h"
 #include "launcher/process/worker_group.h"
-#include "launcher/progress/progress_sample.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/log.h"
 

@@ -13,7 +13,6 @@
 #include <fmt/format.h>
 
 #include "launcher/progress/progress_sample.h"
-#include "launcher/text/rank_ranges.h"
 
 namespace muster::launcher {
 namespace {
@@ -29,10 +28,6 @@ using Members = std::vector<Member>;
 /// Members of one group that agree in it are in the same collective.
 auto what_of(const CollectiveState& state) {
   return std::tuple(state.operation, state.size_bytes, state.root);
-}
-
-bool waits(const Member& member) {
-  return member.state->state == PageState::kBegun;
 }
 
 std::vector<int> ranks_of(const Members& members) {
@@ -52,7 +47,8 @@ std::pair<bool, std::uint64_t> place_of(const Member& member) {
 Outliers absent(const Members& members) {
   const Member* last = nullptr;  // of those that wait, who is furthest
   for (const Member& member : members)
-    if (waits(member) && (last == nullptr || place_of(member) > place_of(*last))) last = &member;
+    if (member.state->state == PageState::kBegun && (last == nullptr || place_of(member) > place_of(*last)))
+      last = &member;
   if (last == nullptr) return {};
   auto least = place_of(*last);
   for (const Member& member : members) least = std::min(least, place_of(member));

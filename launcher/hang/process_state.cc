@@ -64,11 +64,6 @@ const Call* find_call(long number) {
   return found == kCalls.end() ? nullptr : found;
 }
 
-std::string read_line(const std::string& path) {
-  const auto text = read_file(path, kMaxBytes);
-  return text ? one_clean_line(*text) : std::string();
-}
-
 std::string target_of(pid_t pid, long fd) {
   std::error_code error;
   const auto target = std::filesystem::read_symlink(fmt::format("/proc/{}/fd/{}", pid, fd), error);
@@ -108,8 +103,8 @@ ThreadState read_thread(pid_t pid, int id) {
     out.state = stat->state;
   }
   if (const auto call = current_call(pid, id)) out.call = describe(pid, *call);
-  if (std::string wait = read_line(fmt::format("/proc/{}/task/{}/wchan", pid, id)); wait != "0")
-    out.wait = std::move(wait);
+  const auto wait = read_file(fmt::format("/proc/{}/task/{}/wchan", pid, id), kMaxBytes);
+  if (wait && one_clean_line(*wait) != "0") out.wait = one_clean_line(*wait);
   return out;
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/hang/stack_collector.h"
 
-#include <algorithm>
 #include <array>
 #include <fcntl.h>
 #include <optional>
@@ -15,7 +14,6 @@
 
 #include "launcher/hang/process_state.h"
 #include "launcher/text/split.h"
-#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -141,17 +139,15 @@ void StackCollector::start(Task task) {
 }
 
 void StackCollector::read(const std::shared_ptr<Job>& job) {
-  job->output.async_wait(
-      asio::posix::descriptor_base::wait_read, lifetime_.guard([this, job](boost::system::error_code error) {
-        if (error || !job->process) return;
-        std::array<char, 16384> block;
-        const ssize_t n =
-            retry_eintr([&] { return ::read(job->output.native_handle(), block.data(), block.size()); });
-        if (n == 0 || (n < 0 && errno != EAGAIN)) return finish(job, true);
-        if (n > 0 && job->text.size() < kMostOutput)
-          job->text.append(block.data(), static_cast<std::size_t>(n));
-        read(job);
-      }));
+  lifetime_.when_readable(job->output, [this, job] {
+    if (!job->process) return;
+    std::array<char, 16384> block;
+    const ssize_t n =
+        retry_eintr([&] { return ::read(job->output.native_handle(), block.data(), block.size()); });
+    if (n == 0 || (n < 0 && errno != EAGAIN)) return finish(job, true);
+    if (n > 0 && job->text.size() < kMostOutput) job->text.append(block.data(), static_cast<std::size_t>(n));
+    read(job);
+  });
 }
 
 void StackCollector::finish(std::shared_ptr<Job> job, bool in_time) {

@@ -33,8 +33,6 @@ class StackCollector {
   /// `environment`: in whose PATH the tools are looked for.
   StackCollector(boost::asio::io_context& io, const Environment& environment, const Timeouts& timeouts);
   ~StackCollector();
-  StackCollector(const StackCollector&) = delete;
-  StackCollector& operator=(const StackCollector&) = delete;
 
   /// Fills in the stacks of those in `ranks` that run, which outlives the collection; `done` comes once, on
   /// the loop, and not from within.

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <dlfcn.h>
-#include <limits>
 
 #include <fmt/format.h>
 

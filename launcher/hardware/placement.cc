@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {
@@ -144,11 +145,11 @@ Result<Cores> cores_of(const Topology& topology, const std::vector<Gpu>& gpus,
       const Turn turn = turn_of(slots, slot, gpus, devices, request.bind == Bind::kExclusive);
       if (turn.of <= at_node.size()) return share(at_node, turn.number, turn.of);
       if (request.oversubscribe) return Cores{at_node[turn.number % at_node.size()]};
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: NUMA node {} has {} that muster may use, for {} {}; use --bind=numa, "
-                              "fewer ranks, or --oversubscribe to share cores",
-                              request.bind_text, slot.node, counted(at_node.size(), "core"), turn.of,
-                              request.bind == Bind::kExclusive ? "GPUs or ranks" : "ranks"));
+      return usage(
+          "{}: NUMA node {} has {} that muster may use, for {} {}; use --bind=numa, "
+          "fewer ranks, or --oversubscribe to share cores",
+          request.bind_text, slot.node, counted(at_node.size(), "core"), turn.of,
+          request.bind == Bind::kExclusive ? "GPUs or ranks" : "ranks");
     }
     case Bind::kCoreComplex: {
       const std::vector<Cores> groups = cache_groups(topology, at_node);

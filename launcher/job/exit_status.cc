@@ -2,7 +2,6 @@
 #include "launcher/job/exit_status.h"
 
 #include <algorithm>
-#include <array>
 #include <signal.h>
 #include <string.h>
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "launcher/text/seconds_text.h"
+#include "launcher/text/usage_error.h"
 
 namespace muster::launcher {
 namespace {
@@ -15,10 +16,6 @@ constexpr double kMostSeconds = 30 * 86'400;
 
 std::optional<Millis> parse_limit(std::string_view text) {
   return parse_seconds(text, kLeastSeconds, kMostSeconds);
-}
-
-tl::unexpected<Error> usage(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
 }
 
 }  // namespace
@@ -32,9 +29,9 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
     const auto limit = parse_limit(timeout.substr(0, colon));
     const auto start = colon == std::string_view::npos ? limit : parse_limit(timeout.substr(colon + 1));
     if (!limit || !start)
-      return usage(fmt::format(
+      return usage(
           "--hang-timeout={}: not auto, off, SECONDS or SECONDS:START, as in 60 or 60:900, from {} up",
-          timeout, kLeastSeconds));
+          timeout, kLeastSeconds);
     out.watch = Watch::kFixed;
     out.limit = *limit;
     out.start = colon == std::string_view::npos ? *limit * 10 : *start;
@@ -44,10 +41,10 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
   } else if (on_hang == "stop") {
     out.action = OnHang::kStop;
   } else if (on_hang != "report") {
-    return usage(fmt::format("--on-hang={}: not one of report, restart, stop", on_hang));
+    return usage("--on-hang={}: not one of report, restart, stop", on_hang);
   }
   if (out.watch == Watch::kOff && out.action != OnHang::kReport)
-    return usage(fmt::format("--on-hang={}: with --hang-timeout=off no hang is seen", on_hang));
+    return usage("--on-hang={}: with --hang-timeout=off no hang is seen", on_hang);
   return out;
 }
 

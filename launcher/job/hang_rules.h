@@ -3,7 +3,6 @@
 // and --on-hang as values. Pure. Errors are kInvalidArgument: one line that names the option.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include <muster/result.h>

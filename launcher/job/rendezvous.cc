@@ -24,11 +24,10 @@ std::string text_of(const membership::Cause& cause) {
 }
 
 FailureNotice notice_of(const membership::Cause& cause) {
-  FailureNotice out;
-  out.node_rank = cause.group_rank;
-  out.rank = cause.rank;
-  out.exit_code = cause.exit_code;
-  out.text = text_of(cause);
+  FailureNotice out{.node_rank = cause.group_rank,
+                    .rank = cause.rank,
+                    .exit_code = cause.exit_code,
+                    .text = text_of(cause)};
   if (cause.kind == Kind::kNodeLost) out.lost_node = cause.group_rank;
   // Its text names the node.
   if (cause.kind == Kind::kNodeLost || cause.kind == Kind::kNodeLeft) out.node_rank = -1;
@@ -57,12 +56,11 @@ AttemptOutcome outcome_of(const control::Closed& closed) {
 
 FailureNotice outcome_of(const Error& lost, bool running, const std::string& endpoint,
                          const std::string& busy) {
-  FailureNotice out;
-  out.node_rank = -1;
-  out.text = running ? fmt::format("lost the coordinator at {}: {}", endpoint, lost.message)
-                     : fmt::format("rendezvous: {}", lost.message);
-  out.exit_code = running ? kExitPeerLost : kExitRendezvous;
-  out.cut_off = true;
+  FailureNotice out{.node_rank = -1,
+                    .exit_code = running ? kExitPeerLost : kExitRendezvous,
+                    .text = running ? fmt::format("lost the coordinator at {}: {}", endpoint, lost.message)
+                                    : fmt::format("rendezvous: {}", lost.message),
+                    .cut_off = true};
   if (lost.code == ErrorCode::kMismatch) out.exit_code = kExitRefused;
   if (!busy.empty() && (lost.code == ErrorCode::kTimeout || lost.code == ErrorCode::kProtocol)) {
     out.text += fmt::format(". This agent could not run the coordinator itself: {}", busy);

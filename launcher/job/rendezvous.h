@@ -5,7 +5,6 @@
 // one outcome for all nodes: the first announced failure, a change of the nodes, or that everybody succeeded.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>

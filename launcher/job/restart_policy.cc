@@ -2,8 +2,6 @@
 #include "launcher/job/restart_policy.h"
 
 #include <algorithm>
-#include <optional>
-#include <string>
 
 #include <fmt/format.h>
 
@@ -12,7 +10,7 @@
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
 #include "launcher/text/suggestions.h"
-#include "rendezvous/base/env.h"
+#include "launcher/text/usage_error.h"
 
 namespace muster::launcher {
 
@@ -26,15 +24,12 @@ struct FailureName {
   std::vector<CauseClass> classes;  // empty: the loss of a node
 };
 
-/// A worker that did well or was stopped is not asked about.
-bool is_failure_class(CauseClass kind) {
-  return kind != CauseClass::kNone && kind != CauseClass::kStopped;
-}
-
 std::vector<FailureName> known_names() {
   std::vector<FailureName> out;
   for (const CauseName& cause : kCauseNames)
-    if (is_failure_class(cause.kind)) out.push_back({cause.id, {cause.kind}});
+    // A worker that did well or was stopped is not asked about.
+    if (cause.kind != CauseClass::kNone && cause.kind != CauseClass::kStopped)
+      out.push_back({cause.id, {cause.kind}});
   out.push_back({"node", {}});
   out.push_back({"oom", {CauseClass::kHostMemory, CauseClass::kGpuMemory}});
   out.push_back({"gpu", {CauseClass::kGpuFault, CauseClass::kGpuUnavailable}});
@@ -64,9 +59,7 @@ Result<void> FailureRules::add(std::string_view part) {
   if (part.starts_with(kSignal)) {
     const std::string_view name = part.substr(kSignal.size());
     const int number = signal_number(name);
-    if (number == 0)
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{}: '{}' is not a signal, as in signal:SIGBUS", this->text(), part));
+    if (number == 0) return usage("{}: '{}' is not a signal, as in signal:SIGBUS", this->text(), part);
     signals_.push_back(number);
     return {};
   }
@@ -74,10 +67,10 @@ Result<void> FailureRules::add(std::string_view part) {
   const auto found =
       std::find_if(names.begin(), names.end(), [part](const FailureName& each) { return each.name == part; });
   if (found == names.end())
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: '{}' is no failure; did you mean {}? There are {}, signal:NAME, and exit "
-                            "codes from 1 to 255 with ranges, as in exit:75 or 64-78",
-                            this->text(), part, nearest_name(names, part), failure_names()));
+    return usage(
+        "{}: '{}' is no failure; did you mean {}? There are {}, signal:NAME, and exit "
+        "codes from 1 to 255 with ranges, as in exit:75 or 64-78",
+        this->text(), part, nearest_name(names, part), failure_names());
   classes_.insert(classes_.end(), found->classes.begin(), found->classes.end());
   lost_nodes_ |= found->classes.empty();
   return {};
@@ -86,11 +79,8 @@ Result<void> FailureRules::add(std::string_view part) {
 Result<void> FailureRules::add_codes(std::string_view part, std::string_view range) {
   const auto codes = parse_ranges(range, 255);
   if (!codes || codes->empty() || codes->front() == 0)
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format(
-            "{}: '{}' is neither an exit code from 1 to 255 nor a range of them, as in exit:75 or 64-78",
-            text(), part));
+    return usage("{}: '{}' is neither an exit code from 1 to 255 nor a range of them, as in exit:75 or 64-78",
+                 text(), part);
   codes_.insert(codes_.end(), codes->begin(), codes->end());
   return {};
 }
@@ -141,10 +131,10 @@ Result<RestartPause> RestartPause::parse(std::string_view text) {
   const auto first = colon == std::string_view::npos ? Millis(0) : parse_pause(text.substr(0, colon));
   const auto most = parse_pause(colon == std::string_view::npos ? text : text.substr(colon + 1));
   if (!first || !most || *most < *first)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("--restart-backoff={}: not MIN:MAX in seconds, as in 1:60, with MIN at most MAX "
-                            "and MAX at most {:.0f}",
-                            text, kMaxSeconds));
+    return usage(
+        "--restart-backoff={}: not MIN:MAX in seconds, as in 1:60, with MIN at most MAX "
+        "and MAX at most {:.0f}",
+        text, kMaxSeconds);
   out.first = *first;
   out.most = *most;
   return out;

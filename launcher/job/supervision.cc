@@ -8,11 +8,9 @@ namespace muster::launcher {
 Supervision::Supervision(int workers, Millis grace)
     : grace_(grace), running_(workers), stopped_(static_cast<std::size_t>(workers), false) {}
 
-Supervision::Actions Supervision::stop(int signal, AttemptEnd reason, Instant now) {
+Supervision::Actions Supervision::stop(int signal, AttemptEnd reason, Instant now, bool announce) {
   if (end_ == AttemptEnd::kSucceeded) end_ = reason;
-  Actions actions;
-  actions.signal_all = sequence_.ask(signal, grace_, now);
-  return actions;
+  return {sequence_.ask(signal, grace_, now), announce};
 }
 
 Supervision::Actions Supervision::worker_ended(int local_rank, const ProcessEnd& end, bool unsignalled,
@@ -28,17 +26,13 @@ Supervision::Actions Supervision::worker_ended(int local_rank, const ProcessEnd&
   if (end.ok()) return {};
   first_failure_ = local_rank;
   // The others are about to end as well, and may still be saving: no signal to them.
-  Actions actions =
-      end.preempted() ? stop(0, AttemptEnd::kPreempted, now) : stop(SIGTERM, AttemptEnd::kWorkerFailed, now);
-  actions.announce = true;
-  return actions;
+  return end.preempted() ? stop(0, AttemptEnd::kPreempted, now, true)
+                         : stop(SIGTERM, AttemptEnd::kWorkerFailed, now, true);
 }
 
 Supervision::Actions Supervision::start_failed(int started, Instant now) {
   running_ = started;
-  Actions actions = stop(SIGTERM, AttemptEnd::kNotStarted, now);
-  actions.announce = true;
-  return actions;
+  return stop(SIGTERM, AttemptEnd::kNotStarted, now, true);
 }
 
 Supervision::Actions Supervision::signal_received(int signal, Instant now) {
@@ -46,16 +40,11 @@ Supervision::Actions Supervision::signal_received(int signal, Instant now) {
   const bool told_already = told_to_end() && !skips_ahead();
   if (stop_signal_ == 0) stop_signal_ = signal;
   if (told_already) return {};
-  Actions actions = stop(signal, AttemptEnd::kSignalled, now);
-  actions.announce = first;
-  return actions;
+  return stop(signal, AttemptEnd::kSignalled, now, first);
 }
 
 Supervision::Actions Supervision::hung(Instant now) {
-  if (stopping() || running_ == 0) return {};
-  Actions actions = stop(SIGTERM, AttemptEnd::kHung, now);
-  actions.announce = true;
-  return actions;
+  return stopping() || running_ == 0 ? Actions{} : stop(SIGTERM, AttemptEnd::kHung, now, true);
 }
 
 Supervision::Actions Supervision::stopped_from_outside(AttemptEnd reason, Instant now, bool signalled) {
@@ -67,9 +56,7 @@ Supervision::Actions Supervision::stopped_from_outside(AttemptEnd reason, Instan
 }
 
 Supervision::Actions Supervision::tick(Instant now) {
-  Actions actions;
-  actions.signal_all = sequence_.tick(now);
-  return actions;
+  return {sequence_.tick(now), false};
 }
 
 }  // namespace muster::launcher

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <signal.h>
-#include <string>
 #include <vector>
 
 #include "launcher/job/exit_status.h"
@@ -160,7 +159,7 @@ class Supervision {
   }
 
  private:
-  Actions stop(int signal, AttemptEnd reason, Instant now);
+  Actions stop(int signal, AttemptEnd reason, Instant now, bool announce = false);
 
   Millis grace_;
   ShutdownSequence sequence_;

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "launcher/text/split.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
@@ -30,10 +31,10 @@ Result<std::string> visible_device(const Environment& inherited, int index) {
   const auto entries = split(*list, ',');
   if (const auto at = static_cast<std::size_t>(index); at < entries.size() && !trimmed(entries[at]).empty())
     return std::string(trimmed(entries[at]));
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; "
-                          "list more devices or lower --nproc-per-node",
-                          *list, index));
+  return usage(
+      "--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; "
+      "list more devices or lower --nproc-per-node",
+      *list, index);
 }
 
 }  // namespace

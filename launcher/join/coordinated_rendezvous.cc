@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/join/coordinated_rendezvous.h"
-
+// CoordinatedRendezvous: the nodes of a job as a coordinator gathers them
+// (rendezvous/coordinator/membership.h): any number between MIN and MAX with spares, or a fixed number with
+// ranks that were given (static rendezvous); one restart budget, and the failures of all nodes pushed to
+// each. The coordinator is a musterd at the endpoint, or runs in an agent (net::CoordinatorHost). WorkerStore
+// finds the workers' store of each generation. What is waited for is logged when it changes. One loop.
+// Failure: the end of the job with an exit status and the coordinator's text; a lost coordinator is one too.
+// Source: what torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
 #include <algorithm>
 #include <fstream>
 #include <sys/stat.h>
@@ -12,6 +17,7 @@
 
 #include "launcher/job/exit_status.h"
 #include "launcher/join/endpoint_host.h"
+#include "launcher/join/make_rendezvous.h"
 #include "launcher/join/worker_store.h"
 #include "launcher/network/listening.h"
 #include "launcher/plan/program.h"
@@ -37,9 +43,7 @@ FailureNotice final_notice(AttemptOutcome outcome) {
     notice->restart = false;
     return std::move(*notice);
   }
-  FailureNotice spared;
-  spared.text = "the job succeeded without this node";
-  return spared;
+  return {.text = "the job succeeded without this node"};
 }
 
 // For the coordinator's cool-down after a failure; empty: not known. A network namespace of its own (a
@@ -78,11 +82,6 @@ std::unique_ptr<net::CoordinatorHost> make_host(asio::io_context& io, const Job&
   options.connect_timeout = elastic.connect_timeout;
   options.reconnect_timeout = elastic.reconnect_for;
   return std::make_unique<etcd::Coordinator>(io, std::move(options), log);
-}
-
-/// What the others are told under static rendezvous.
-std::string unhealthy_text(const Job& job) {
-  return fmt::format("node {} ({}) is unhealthy: {}", job.node_rank, job.host, job.unhealthy);
 }
 
 /// What an agent logs about what it waits for: nothing in the first seconds, then each new reason, with the
@@ -249,7 +248,9 @@ class CoordinatedRendezvous final : public Rendezvous {
     client_->start();
     // Nobody can take its place: the job cannot run.
     if (!job_.unhealthy.empty() && job_.elastic.ranks_given)
-      client_->stop_job(unhealthy_text(job_), kExitPreflight);
+      client_->stop_job(
+          fmt::format("node {} ({}) is unhealthy: {}", job_.node_rank, job_.host, job_.unhealthy),
+          kExitPreflight);
   }
 
   [[nodiscard]] net::ControlClientOptions client_options() {
@@ -431,12 +432,9 @@ class CoordinatedRendezvous final : public Rendezvous {
 
   // The coordinator ends the generation for everybody, or the job.
   void fail_generation(std::string text) {
-    control::WorkerFailed failure;
-    failure.generation = assigned_->generation;
-    failure.exit_code = kExitRendezvous;
-    failure.text = std::move(text);
-    log_.error(failure.text);
-    client_->worker_failed(failure);
+    log_.error(text);
+    client_->worker_failed(
+        {.generation = assigned_->generation, .exit_code = kExitRendezvous, .text = std::move(text)});
   }
 
   void finish_join(Membership membership) {
@@ -451,10 +449,7 @@ class CoordinatedRendezvous final : public Rendezvous {
   }
 
   void fail_join(int exit_code, std::string text) {
-    FailureNotice notice;
-    notice.node_rank = -1;
-    notice.exit_code = exit_code;
-    notice.text = std::move(text);
+    FailureNotice notice{.node_rank = -1, .exit_code = exit_code, .text = std::move(text)};
     // Between two generations the others count on this node.
     if (client_) withdraw(notice);
     finish_join(std::move(notice));

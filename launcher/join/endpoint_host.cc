@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "launcher/network/listening.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/dial.h"
@@ -161,10 +162,9 @@ class EndpointHost final : public net::CoordinatorHost {
     if (!found || port_ != 0) return callbacks_.located(found);
     const std::string& host = job_.elastic.endpoint_host;
     callbacks_.located(
-        fail(ErrorCode::kInvalidArgument,
-             fmt::format("--rdzv-endpoint={}:0: the agent on {}, which runs the coordinator, has logged its "
-                         "port; this agent runs none: give that port",
-                         host, host)));
+        usage("--rdzv-endpoint={}:0: the agent on {}, which runs the coordinator, has logged its "
+              "port; this agent runs none: give that port",
+              host, host));
   }
 
   [[nodiscard]] Result<void> publish() {

@@ -2,17 +2,14 @@
 #include "launcher/join/make_rendezvous.h"
 
 #include <csignal>
-#include <memory>
 #include <optional>
 #include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/signal_set.hpp>
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
-#include "launcher/join/coordinated_rendezvous.h"
 #include "rendezvous/coordinator/progress_tracker.h"
 #include "rendezvous/server/server.h"
 
@@ -140,10 +137,9 @@ int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) 
 
   const bool hurried = signalled != 0;
   if (hurried) {
-    FailureNotice notice;
-    notice.node_rank = job.node_rank;
-    notice.exit_code = 128 + signalled;
-    notice.text = fmt::format("{} received on {}", signal_name(signalled), job.host);
+    const FailureNotice notice{.node_rank = job.node_rank,
+                               .exit_code = 128 + signalled,
+                               .text = fmt::format("{} received on {}", signal_name(signalled), job.host)};
     log.error(notice.text);
     rendezvous->decline(notice);
     status = notice.exit_code;

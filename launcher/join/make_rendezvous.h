@@ -14,6 +14,10 @@ namespace muster::launcher {
 [[nodiscard]] std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job,
                                                           const Log& log);
 
+/// The one of several nodes, or with spares (coordinated_rendezvous.cc). They outlive it likewise.
+[[nodiscard]] std::unique_ptr<Rendezvous> make_coordinated_rendezvous(boost::asio::io_context& io,
+                                                                      const Job& job, const Log& log);
+
 /// The job's signals. One that nohup or a shell's background job asked to be ignored stays ignored.
 [[nodiscard]] std::unique_ptr<boost::asio::signal_set> handle_signals(boost::asio::io_context& io,
                                                                       const Job& job, const Log& log);

@@ -184,14 +184,6 @@ void WorkerStore::proxy(net::StoreProxy::Uplink uplink, bool linked) {
   if (proxy_ && linked) proxy_->linked(true);
 }
 
-void WorkerStore::linked(bool there) {
-  if (proxy_) proxy_->linked(there);
-}
-
-void WorkerStore::drained() {
-  if (proxy_) proxy_->drained();
-}
-
 Result<void> WorkerStore::receive(const control::Message& message) {
   if (!proxy_) return {};
   const bool was_attached = proxy_->attached();

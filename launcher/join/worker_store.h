@@ -63,8 +63,12 @@ class WorkerStore {
   void cancel();
 
   // The state of the coordinator's connection, for a proxied store.
-  void linked(bool there);
-  void drained();
+  void linked(bool there) {
+    if (proxy_) proxy_->linked(there);
+  }
+  void drained() {
+    if (proxy_) proxy_->drained();
+  }
   /// An error: the generation cannot go on.
   [[nodiscard]] Result<void> receive(const control::Message& message);
 

@@ -9,6 +9,7 @@
 
 #include "launcher/network/interfaces.h"
 #include "launcher/text/split.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -16,10 +17,6 @@ namespace {
 
 constexpr std::size_t kMaxFileBytes = std::size_t{16} << 20;
 constexpr std::size_t kMaxNameBytes = 253;  // DNS
-
-tl::unexpected<Error> usage(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 std::size_t stars(std::string_view text) {
   return static_cast<std::size_t>(std::count(text.begin(), text.end(), '*'));
@@ -37,10 +34,6 @@ std::string defect_of(std::string_view text) {
   return stars(text) > 1 ? "has more than one *" : "";
 }
 
-bool is_name(const std::string& host) {
-  return !is_numeric_address(host) && !is_loopback(host);
-}
-
 }  // namespace
 
 Result<HostMap> HostMap::read(const std::string& value) {
@@ -49,9 +42,8 @@ Result<HostMap> HostMap::read(const std::string& value) {
   if (value.find('=') != std::string::npos) return parse(value, ',', "--host-map");
   const auto text = read_file(value, kMaxFileBytes);
   if (!text)
-    return usage(fmt::format(
-        "{}: {}; or give NAME=HOST, with commas between several", where,
-        text.error().code == ErrorCode::kNotFound ? "there is no such file" : text.error().message));
+    return usage("{}: {}; or give NAME=HOST, with commas between several", where,
+                 text.error().code == ErrorCode::kNotFound ? "there is no such file" : text.error().message);
   return parse(*text, '\n', where);
 }
 
@@ -65,7 +57,7 @@ Result<HostMap> HostMap::parse(std::string_view entries, char separator, std::st
     entry = trimmed(entry);
     const auto wrong = [&](const std::string& why) {
       const std::string place = separator == '\n' ? fmt::format(" line {}", number) : "";
-      return usage(fmt::format("{}{}: '{}': {}", where, place, entry.substr(0, 2 * kMaxNameBytes), why));
+      return usage("{}{}: '{}': {}", where, place, entry.substr(0, 2 * kMaxNameBytes), why);
     };
     if (entry.empty() && separator == '\n') continue;
     const auto equals = entry.find('=');
@@ -80,14 +72,14 @@ Result<HostMap> HostMap::parse(std::string_view entries, char separator, std::st
   }
   std::sort(names.begin(), names.end());
   if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end())
-    return usage(fmt::format("{}: {} is there twice", where, *twice));
+    return usage("{}: {} is there twice", where, *twice);
   return out;
 }
 
 std::string HostMap::find(const std::string& name) const {
   for (const Entry& entry : entries_)
     if (entry.name == name) return entry.host;
-  if (!is_name(name)) return name;
+  if (is_numeric_address(name) || is_loopback(name)) return name;
   for (const Entry& entry : entries_) {
     const auto star = entry.name.find('*');
     if (star == std::string::npos || name.size() + 1 < entry.name.size()) continue;

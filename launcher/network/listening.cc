@@ -2,11 +2,9 @@
 #include "launcher/network/listening.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <fmt/format.h>
 
-#include "launcher/network/interfaces.h"
 #include "rendezvous/net/dial.h"
 
 namespace muster::launcher {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
-#include <utility>
 
 #include <fmt/format.h>
 

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -61,9 +62,8 @@ Result<void> LogDirectory::create(const LogSettings& settings, std::string_view 
     std::error_code error;
     std::filesystem::create_directories(base, error);
     if (error || !std::filesystem::is_directory(base, error))
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--log-dir={}: it is not a directory and cannot be created{}{}", base,
-                              error ? ": " : "", error ? error.message() : ""));
+      return usage("--log-dir={}: it is not a directory and cannot be created{}{}", base, error ? ": " : "",
+                   error ? error.message() : "");
   } else {
     auto made = make_unique(temporary_parent(settings, environment) + "/muster_");
     if (!made) {

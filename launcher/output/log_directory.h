@@ -9,9 +9,7 @@
 // agent. Source: torch/distributed/elastic/multiprocessing/api.py (DefaultLogsSpecs).
 #pragma once
 
-#include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
 

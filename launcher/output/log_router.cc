@@ -260,21 +260,17 @@ void LogRouter::started(int local_rank) {
 }
 
 void LogRouter::read_channel(Channel& channel) {
-  channel.reader.async_wait(boost::asio::posix::descriptor_base::wait_read,
-                            lifetime_.guard([this, &channel](boost::system::error_code error) {
-                              if (error) return;
-                              const bool shown = channel.form != OutputFormatter::Form::kHidden;
-                              for (int i = 0; i < kReadsPerTurn && channel.open; ++i) {
-                                if (shown && formatter_.backpressure(channel.stream)) {
-                                  formatter_.when_writable(channel.stream, lifetime_.guard([this, &channel] {
-                                    if (channel.open) read_channel(channel);
-                                  }));
-                                  return;
-                                }
-                                if (read_channel_once(channel) == 0) break;
-                              }
-                              if (channel.open) read_channel(channel);
-                            }));
+  lifetime_.when_readable(channel.reader, [this, &channel] {
+    const bool shown = channel.form != OutputFormatter::Form::kHidden;
+    for (int i = 0; i < kReadsPerTurn && channel.open; ++i) {
+      if (shown && formatter_.backpressure(channel.stream))
+        return formatter_.when_writable(channel.stream, lifetime_.guard([this, &channel] {
+          if (channel.open) read_channel(channel);
+        }));
+      if (read_channel_once(channel) == 0) break;
+    }
+    if (channel.open) read_channel(channel);
+  });
 }
 
 /// 0 when there is nothing to read now, or no more ever.
@@ -309,8 +305,7 @@ std::size_t LogRouter::read_channel_once(Channel& channel) {
 }
 
 void LogRouter::follow_changes() {
-  const auto changed = [this](boost::system::error_code error) {
-    if (error) return;
+  lifetime_.when_readable(changes_, [this] {
     alignas(inotify_event) char events[4096];
     const ssize_t n = retry_eintr([&] { return ::read(changes_.native_handle(), events, sizeof events); });
     for (ssize_t at = 0; at < n;) {
@@ -323,8 +318,7 @@ void LogRouter::follow_changes() {
       }
     }
     follow_changes();
-  };
-  changes_.async_wait(boost::asio::posix::descriptor_base::wait_read, lifetime_.guard(changed));
+  });
 }
 
 void LogRouter::read_follower(Follower& follower) {

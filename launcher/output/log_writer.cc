@@ -7,13 +7,11 @@
 #include <cstdio>
 #include <cstring>
 #include <fcntl.h>
-#include <optional>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include <climits>
@@ -307,15 +305,13 @@ Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::st
 
 void LogWriter::receive() {
   if (!channel_.is_open()) return;
-  channel_.async_wait(boost::asio::posix::descriptor_base::wait_read,
-                      lifetime_.guard([this](boost::system::error_code error) {
-                        if (error) return;
-                        while (receive_one()) {
-                        }
-                        for (const auto& stream : streams_) log_changes(*stream);
-                        if (rotated_) rotated_();
-                        if (writer_lives_) receive();
-                      }));
+  lifetime_.when_readable(channel_, [this] {
+    while (receive_one()) {
+    }
+    for (const auto& stream : streams_) log_changes(*stream);
+    if (rotated_) rotated_();
+    if (writer_lives_) receive();
+  });
 }
 
 /// False: there is no message now, or no more ever.
@@ -363,12 +359,11 @@ void LogWriter::on_writer_end() {
 }
 
 void LogWriter::read_pipe(const std::shared_ptr<Open>& stream) {
-  stream->pipe.async_wait(boost::asio::posix::descriptor_base::wait_read,
-                          lifetime_.guard([this, stream](boost::system::error_code error) {
-                            if (error || !stream->pipe.is_open()) return;
-                            (void)copy_pipe(*stream);
-                            if (stream->pipe.is_open()) read_pipe(stream);
-                          }));
+  lifetime_.when_readable(stream->pipe, [this, stream] {
+    if (!stream->pipe.is_open()) return;
+    (void)copy_pipe(*stream);
+    if (stream->pipe.is_open()) read_pipe(stream);
+  });
 }
 
 /// False: there is nothing to read now, or no more ever.

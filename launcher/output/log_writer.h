@@ -23,7 +23,6 @@
 
 #include "launcher/job/job.h"
 #include "launcher/process/helper_process.h"
-#include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -44,8 +43,6 @@ class LogWriter {
   [[nodiscard]] static Result<std::unique_ptr<LogWriter>> start(boost::asio::io_context& io, Rotation rules);
   /// Waits a moment for the writer to end, which it does when nobody holds a pipe to it any more.
   ~LogWriter();
-  LogWriter(const LogWriter&) = delete;
-  LogWriter& operator=(const LogWriter&) = delete;
 
   /// `log`: one line for the user. `rotated`: files may have been renamed. With nullptr: it has ended.
   void begin_attempt(std::function<void(std::string_view)> log, std::function<void()> rotated);

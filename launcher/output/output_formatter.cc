@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/output/output_formatter.h"
 
-#include <algorithm>
 #include <array>
 #include <chrono>
 #include <ctime>
-#include <utility>
 
 #include <fmt/format.h>
 

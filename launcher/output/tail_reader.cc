@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 
 #include "launcher/output/error_watch.h"
-#include "launcher/text/line_splitter.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/cores.h"
 #include "launcher/hardware/device_choice.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/job/supervision.h"
@@ -35,9 +34,8 @@ Result<void> read_bind(const Options& options, PlacementRequest& request) {
   request.bind_text = fmt::format("--{}={}", torchrun ? "numa-binding" : "bind", text);
   const auto bind = parse_bind(text, torchrun);
   if (!bind)
-    return usage(
-        fmt::format("{}: known are {}", request.bind_text,
-                    torchrun ? "node, socket, exclusive, core-complex" : "none, numa, core, socket"));
+    return usage("{}: known are {}", request.bind_text,
+                 torchrun ? "node, socket, exclusive, core-complex" : "none, numa, core, socket");
   request.bind = *bind;
   return {};
 }
@@ -55,19 +53,19 @@ Result<std::vector<Device>> choose(const Options& options, const Environment& en
   });
   if (numbers && order && *order != "PCI_BUS_ID")
     return usage(
-        fmt::format("--gpus={} counts by PCI address, as nvidia-smi does, but CUDA_DEVICE_ORDER={}; unset "
-                    "that, or give UUIDs (nvidia-smi -L)",
-                    options.gpus, *order));
+        "--gpus={} counts by PCI address, as nvidia-smi does, but CUDA_DEVICE_ORDER={}; unset "
+        "that, or give UUIDs (nvidia-smi -L)",
+        options.gpus, *order);
   const int workers = job.local_world_size;
   if (workers > static_cast<int>(devices.size()) && !options.oversubscribe)
-    return usage(fmt::format("--gpus={} names {} for {} workers; two ranks on one GPU need --oversubscribe",
-                             options.gpus, counted(devices.size(), "GPU"), workers));
+    return usage("--gpus={} names {} for {} workers; two ranks on one GPU need --oversubscribe", options.gpus,
+                 counted(devices.size(), "GPU"), workers);
   const auto is_slice = [](const Device& device) { return device.entry.starts_with("MIG-"); };
   if (devices.size() > 1 && !job.virtual_local_rank && std::any_of(devices.begin(), devices.end(), is_slice))
     return usage(
-        fmt::format("--gpus={}: a CUDA program sees one MIG slice only; add --virtual-local-rank, so that "
-                    "each worker gets its own",
-                    options.gpus));
+        "--gpus={}: a CUDA program sees one MIG slice only; add --virtual-local-rank, so that "
+        "each worker gets its own",
+        options.gpus);
   for (const Device& device : devices)
     job.visible_devices += (job.visible_devices.empty() ? "" : ",") + device.entry;
   return devices;
@@ -121,9 +119,9 @@ Result<void> plan_placement(const Options& options, const Environment& environme
   }
   if (!node->topology.this_machine && request.bind != Bind::kNone && !options.dry_run)
     return usage(
-        fmt::format("{}: HWLOC_XMLFILE or HWLOC_SYNTHETIC describes another machine, on which nothing can be "
-                    "bound; unset it, or plan with --dry-run",
-                    request.bind_text));
+        "{}: HWLOC_XMLFILE or HWLOC_SYNTHETIC describes another machine, on which nothing can be "
+        "bound; unset it, or plan with --dry-run",
+        request.bind_text);
   request.cpu_quota = node->cpu_quota;
   MUSTER_TRY(const std::vector<Device> devices, choose(options, environment, node->gpus, job));
   MUSTER_TRY(job.placement, place_ranks(node->topology, node->gpus, devices, node->nics, request));
@@ -159,9 +157,9 @@ Result<std::vector<int>> parse_signals(std::string_view text) {
     const std::string_view name = trimmed(part);
     if (name.empty()) continue;
     const int number = signal_number(name);
-    if (number == 0) return usage(fmt::format("--signals-to-handle={}: {} is not a signal", text, name));
+    if (number == 0) return usage("--signals-to-handle={}: {} is not a signal", text, name);
     if (number == SIGKILL || number == SIGSTOP)
-      return usage(fmt::format("--signals-to-handle={}: {} cannot be handled", text, name));
+      return usage("--signals-to-handle={}: {} cannot be handled", text, name);
     out.push_back(number);
   }
   return out;
@@ -170,8 +168,7 @@ Result<std::vector<int>> parse_signals(std::string_view text) {
 Result<std::vector<int>> parse_ranks(std::string_view option, std::string_view text, int most) {
   auto out = parse_ranges(text, most);
   if (!out)
-    return usage(
-        fmt::format("{}={}: not a list of up to 65,536 ranks from 0 to {}, as in 0-3,8", option, text, most));
+    return usage("{}={}: not a list of up to 65,536 ranks from 0 to {}, as in 0-3,8", option, text, most);
   return *std::move(out);
 }
 
@@ -179,7 +176,7 @@ Result<View> parse_view(std::string_view text) {
   if (text == "all") return View::kAll;
   if (text == "rank0") return View::kRank0;
   if (text == "fold") return View::kFold;
-  return usage(fmt::format("--view={}: not one of all, rank0, fold", text));
+  return usage("--view={}: not one of all, rank0, fold", text);
 }
 
 /// 500000, 64K, 100M, 2G, as multiples of 1024; KiB and KB are the same.
@@ -188,7 +185,7 @@ Result<std::uint64_t> parse_size(std::string_view option, std::string_view text)
   const std::string_view unit = text.substr(digits, 1), rest = text.substr(digits + unit.size());
   const std::size_t power = unit.empty() ? 0 : std::string_view("kKmMgGtT").find(unit) / 2 + 1;
   if (power > 4 || !(rest.empty() || rest == "B" || rest == "iB"))
-    return usage(fmt::format("{}={}: not a number of bytes, as in 500000, 64K, 100M or 2G", option, text));
+    return usage("{}={}: not a number of bytes, as in 500000, 64K, 100M or 2G", option, text);
   MUSTER_TRY(const std::int64_t number,
              parse_integer(option, text.substr(0, digits), 0, (std::int64_t{1} << 60) >> (10 * power)));
   return static_cast<std::uint64_t>(number) << (10 * power);
@@ -200,18 +197,17 @@ Result<Rotation> plan_rotation(const Options& options, const LogSettings& logs) 
   out.keep = static_cast<int>(keep);
   if (options.log_max_size.empty()) {
     if (options.given.contains("log-keep"))
-      return usage(
-          fmt::format("--log-keep={}: log files are rotated with --log-max-size only", options.log_keep));
+      return usage("--log-keep={}: log files are rotated with --log-max-size only", options.log_keep);
     return out;
   }
   MUSTER_TRY(out.max_bytes, parse_size("--log-max-size", options.log_max_size));
   if (out.max_bytes != 0 && out.max_bytes < kSmallestLog)
-    return usage(fmt::format("--log-max-size={}: less than {} bytes", options.log_max_size, kSmallestLog));
+    return usage("--log-max-size={}: less than {} bytes", options.log_max_size, kSmallestLog);
   if (out.max_bytes != 0 && logs.redirects.none() && logs.tee.none())
     return usage(
-        fmt::format("--log-max-size={}: no log file is written; -r 3 or -t 3 writes them, and so does "
-                    "--log-dir with --view=rank0 or fold",
-                    options.log_max_size));
+        "--log-max-size={}: no log file is written; -r 3 or -t 3 writes them, and so does "
+        "--log-dir with --view=rank0 or fold",
+        options.log_max_size);
   return out;
 }
 
@@ -300,8 +296,8 @@ Result<void> look_for_shortage(const Options& options, const Environment& enviro
     return {};
   }
   if (options.oversubscribe) return {};
-  return usage(fmt::format(
-      "--virtual-local-rank: {}; lower --nproc-per-node, or share GPUs with --oversubscribe", shortage));
+  return usage("--virtual-local-rank: {}; lower --nproc-per-node, or share GPUs with --oversubscribe",
+               shortage);
 }
 
 /// Which failures are tried again. What would never happen is refused.
@@ -310,27 +306,26 @@ Result<void> plan_restarts(const Options& options, Job& job) {
   MUSTER_TRY(rules.only, FailureRules::parse("--restart-on", options.restart_on));
   MUSTER_TRY(rules.never, FailureRules::parse("--no-restart-on", options.no_restart_on));
   if (!rules.only.empty() && job.max_restarts == 0)
-    return usage(fmt::format("{}: nothing is restarted without --max-restarts", rules.only.text()));
+    return usage("{}: nothing is restarted without --max-restarts", rules.only.text());
   const bool asked = rules.only.names_class(CauseClass::kHang);
   if (asked && job.hang.action != OnHang::kRestart) {
     if (options.given.contains("on-hang"))
-      return usage(fmt::format("{} and --on-hang={} contradict each other: the one restarts after a hang",
-                               rules.only.text(), options.on_hang));
+      return usage("{} and --on-hang={} contradict each other: the one restarts after a hang",
+                   rules.only.text(), options.on_hang);
     job.hang.action = OnHang::kRestart;
   }
   rules.after_hang = job.hang.action == OnHang::kRestart;
   if (rules.after_hang && !rules.only.empty() && !asked)
-    return usage(fmt::format("{} does not name hang, which --on-hang=restart asks for", rules.only.text()));
+    return usage("{} does not name hang, which --on-hang=restart asks for", rules.only.text());
   if (rules.after_hang && rules.never.names_class(CauseClass::kHang))
-    return usage(fmt::format("{} names hang, after which {} restarts", rules.never.text(),
-                             asked ? rules.only.text() : "--on-hang=restart"));
+    return usage("{} names hang, after which {} restarts", rules.never.text(),
+                 asked ? rules.only.text() : "--on-hang=restart");
   rules.exhausted_code = options.exhausted_exit_code;
   if (rules.exhausted_code && job.max_restarts == 0)
-    return usage(fmt::format("--exhausted-exit-code={}: nothing is restarted without --max-restarts",
-                             *rules.exhausted_code));
+    return usage("--exhausted-exit-code={}: nothing is restarted without --max-restarts",
+                 *rules.exhausted_code);
   if (rules.exhausted_code == kExitPreempted)
-    return usage(fmt::format("--exhausted-exit-code={}: that is what a preempted job ends with",
-                             *rules.exhausted_code));
+    return usage("--exhausted-exit-code={}: that is what a preempted job ends with", *rules.exhausted_code);
   rules.max_without_progress = options.max_restarts_without_progress;
   return {};
 }
@@ -354,8 +349,7 @@ Result<int> resolve_nproc(std::optional<std::string_view> text, const std::funct
   }
   const auto workers = parse_integer("", *text, 1, 65536);
   if (!workers)
-    return usage(
-        fmt::format("--nproc-per-node={} is neither a number from 1 to 65536 nor auto, gpu or cpu", *text));
+    return usage("--nproc-per-node={} is neither a number from 1 to 65536 nor auto, gpu or cpu", *text);
   return static_cast<int>(*workers);
 }
 
@@ -394,9 +388,8 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   MUSTER_OK(plan_restarts(options, job));
   MUSTER_OK(plan_rendezvous(options, environment, machine.random_id, job));
   if (options.join_at != "now" && job.mode != RendezvousMode::kElastic)
-    return usage(
-        fmt::format("--join-at={}: a job grows with --nnodes=MIN:MAX and --rdzv-backend=c10d, muster or etcd",
-                    options.join_at));
+    return usage("--join-at={}: a job grows with --nnodes=MIN:MAX and --rdzv-backend=c10d, muster or etcd",
+                 options.join_at);
   job.elastic.places_told = step && places_told(given, *step, job);
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   job.logs.hostname = machine.host.substr(0, machine.host.find('.'));

@@ -145,8 +145,8 @@ std::optional<std::string> search_path(std::string_view name, const Environment&
 Result<Command> resolve_program(const Options& options, const Environment& environment) {
   const bool passes_rank = options.no_use_env || options.local_rank_arg;
   if (passes_rank && options.use_env)
-    return usage(fmt::format("--use-env and {} contradict each other; leave one of them out",
-                             options.no_use_env ? "--no-use-env" : "--local-rank-arg"));
+    return usage("--use-env and {} contradict each other; leave one of them out",
+                 options.no_use_env ? "--no-use-env" : "--local-rank-arg");
   if (passes_rank && options.no_python)
     return usage(
         "--no-python cannot be combined with --no-use-env or --local-rank-arg; write "

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cctype>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -13,7 +12,6 @@
 #include "launcher/network/interfaces.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
-#include "rendezvous/base/env_contract.h"
 
 namespace muster::launcher {
 namespace {
@@ -58,17 +56,15 @@ Result<Endpoint> plan_static(const Options& options, const Endpoint& endpoint, c
                              const Job& job) {
   if (nodes.min != nodes.max)
     return usage(
-        fmt::format("--nnodes={}: a range needs a coordinator; give --rdzv-backend=c10d and "
-                    "--rdzv-endpoint=HOST:PORT, or the number of nodes",
-                    options.nnodes));
+        "--nnodes={}: a range needs a coordinator; give --rdzv-backend=c10d and "
+        "--rdzv-endpoint=HOST:PORT, or the number of nodes",
+        options.nnodes);
   if (options.spares > 0)
-    return usage(
-        fmt::format("--spares={} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
-                    options.spares));
+    return usage("--spares={} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
+                 options.spares);
   Endpoint out{options.master_addr, options.master_port.value_or(kStaticPort)};
   if (!endpoint.host.empty()) {
-    if (endpoint.port < 0)
-      return usage(fmt::format("--rdzv-endpoint={} needs a port: HOST:PORT", options.rdzv_endpoint));
+    if (endpoint.port < 0) return usage("--rdzv-endpoint={} needs a port: HOST:PORT", options.rdzv_endpoint);
     out = endpoint;
   }
   if (out.port == 0 && job.nodes > 1)
@@ -83,7 +79,7 @@ Result<Endpoint> plan_static(const Options& options, const Endpoint& endpoint, c
 Result<std::optional<etcd::Settings>> plan_etcd(const Options& options, const ElasticConf& conf) {
   if (options.rdzv_backend != "etcd") {
     if (conf.etcd_key.empty()) return std::optional<etcd::Settings>{};
-    return usage(fmt::format("--rdzv-conf: {} is a key of --rdzv-backend=etcd", conf.etcd_key));
+    return usage("--rdzv-conf: {} is a key of --rdzv-backend=etcd", conf.etcd_key);
   }
   if (conf.is_host)
     return usage(
@@ -117,8 +113,7 @@ Result<void> plan_growth(std::string_view text, membership::Settings& rules, std
   constexpr double kMost = 86'400;
   if (text == "now") return {};
   const auto wrong = [&] {
-    return usage(
-        fmt::format("--join-at={}: not now, safe-point or safe-point:SECONDS (at most {:.0f})", text, kMost));
+    return usage("--join-at={}: not now, safe-point or safe-point:SECONDS (at most {:.0f})", text, kMost);
   };
   if (!text.starts_with(kSafePoint)) return wrong();
   if (const std::string_view rest = text.substr(kSafePoint.size()); !rest.empty()) {
@@ -127,7 +122,7 @@ Result<void> plan_growth(std::string_view text, membership::Settings& rules, std
     rules.safe_point_timeout = *timeout;
   }
   if (rules.min_nodes == rules.max_nodes)
-    return usage(fmt::format("--join-at={}: nobody joins a job of --nnodes={}; give MIN:MAX", text, nnodes));
+    return usage("--join-at={}: nobody joins a job of --nnodes={}; give MIN:MAX", text, nnodes);
   rules.grow_at_safe_point = true;
   return {};
 }
@@ -136,20 +131,20 @@ Result<void> plan_elastic(const Options& options, const Environment& environment
                           const NodeRange& nodes, ElasticConf conf, Job& job) {
   const std::string_view backend = options.rdzv_backend;
   if (endpoint.host.empty())
-    return usage(fmt::format(
+    return usage(
         "--rdzv-backend={} with --nnodes={} needs --rdzv-endpoint=HOST[:PORT], the same on every node: where "
         "{}",
         backend, options.nnodes,
         backend == "etcd"
             ? "etcd's clients are served, or several such, with commas between them"
-            : "musterd listens, or an address of one of the nodes, whose agent then runs the coordinator"));
+            : "musterd listens, or an address of one of the nodes, whose agent then runs the coordinator");
   const bool is_static = backend == "static";
   if (is_static) conf.is_host = job.node_rank == 0;
   if (endpoint.port == 0 && (backend == "etcd" || !conf.is_host.value_or(backend == "c10d")))
     return usage(
-        fmt::format("--rdzv-endpoint={}: port 0 lets the kernel choose, and only the agent that runs the "
-                    "coordinator (c10d, or is_host=1) knows what it chose; give a number",
-                    options.rdzv_endpoint));
+        "--rdzv-endpoint={}: port 0 lets the kernel choose, and only the agent that runs the "
+        "coordinator (c10d, or is_host=1) knows what it chose; give a number",
+        options.rdzv_endpoint);
   job.mode = RendezvousMode::kElastic;
   job.run_id = options.rdzv_id.value_or("none");
   ElasticJob& out = job.elastic;
@@ -212,11 +207,10 @@ Result<NodeRange> parse_nodes(std::string_view text) {
   const auto colon = text.find(':');
   const std::string_view first = text.substr(0, colon);
   const std::string_view last = colon == std::string_view::npos ? first : text.substr(colon + 1);
-  if (last.find(':') != std::string_view::npos)
-    return usage(fmt::format("--nnodes={} is neither N nor MIN:MAX", text));
+  if (last.find(':') != std::string_view::npos) return usage("--nnodes={} is neither N nor MIN:MAX", text);
   MUSTER_TRY(const std::int64_t min, parse_integer("--nnodes", first, 1, 100'000));
   MUSTER_TRY(const std::int64_t max, parse_integer("--nnodes", last, 1, 100'000));
-  if (min > max) return usage(fmt::format("--nnodes={}: the smaller number comes first", text));
+  if (min > max) return usage("--nnodes={}: the smaller number comes first", text);
   return NodeRange{static_cast<int>(min), static_cast<int>(max)};
 }
 
@@ -228,20 +222,19 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
         "--rdzv-backend=etcd-v2: muster speaks etcd's v3 API; give --rdzv-backend=etcd and an etcd of 3.4 or "
         "later");
   if (backend != "static" && backend != "c10d" && backend != "muster" && backend != "etcd")
-    return usage(fmt::format("--rdzv-backend={}: muster knows static, c10d, muster and etcd", backend));
+    return usage("--rdzv-backend={}: muster knows static, c10d, muster and etcd", backend);
   MUSTER_TRY(const NodeRange nodes, parse_nodes(options.nnodes));
   job.nodes = nodes.max;
   job.node_rank = options.node_rank.value_or(0);
   const int places = nodes.max + options.spares;
   if (job.node_rank >= places)
-    return usage(fmt::format("--node-rank={} is out of range: with --nnodes={} it is 0 to {}", job.node_rank,
-                             options.nnodes, places - 1));
+    return usage("--node-rank={} is out of range: with --nnodes={} it is 0 to {}", job.node_rank,
+                 options.nnodes, places - 1);
   if (options.standalone && job.nodes > 1)
-    return usage(fmt::format("--standalone is for one node, but --nnodes={}", options.nnodes));
+    return usage("--standalone is for one node, but --nnodes={}", options.nnodes);
   MUSTER_TRY(const std::vector<Endpoint> endpoints, parse_endpoints(options.rdzv_endpoint));
   if (endpoints.size() > 1 && backend != "etcd")
-    return usage(fmt::format("--rdzv-endpoint={}: several endpoints are for --rdzv-backend=etcd",
-                             options.rdzv_endpoint));
+    return usage("--rdzv-endpoint={}: several endpoints are for --rdzv-backend=etcd", options.rdzv_endpoint);
   const Endpoint& endpoint = endpoints.front();
   const bool alone = places == 1;
   const bool placed = options.master_port.has_value() || !endpoint.host.empty();
@@ -292,7 +285,7 @@ Result<std::vector<Endpoint>> parse_endpoints(std::string_view text) {
   for (const std::string_view part : parts) {
     MUSTER_TRY(Endpoint one, parse_endpoint(part));
     if (parts.size() > 1 && (one.host.empty() || one.port == 0))
-      return usage(fmt::format("--rdzv-endpoint: '{}' in the list is not HOST[:PORT]", part));
+      return usage("--rdzv-endpoint: '{}' in the list is not HOST[:PORT]", part);
     out.push_back(std::move(one));
   }
   return out;
@@ -305,11 +298,10 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
   std::string_view rest;
   if (all.front() == '[') {
     const auto close = all.find(']');
-    if (close == std::string_view::npos) return usage(fmt::format("--rdzv-endpoint={}: ] is missing", text));
+    if (close == std::string_view::npos) return usage("--rdzv-endpoint={}: ] is missing", text);
     out.host = all.substr(1, close - 1);
     rest = all.substr(close + 1);
-    if (!rest.empty() && rest.front() != ':')
-      return usage(fmt::format("--rdzv-endpoint={} is not [HOST]:PORT", text));
+    if (!rest.empty() && rest.front() != ':') return usage("--rdzv-endpoint={} is not [HOST]:PORT", text);
     if (!rest.empty()) rest.remove_prefix(1);
   } else {
     const auto colon = all.rfind(':');
@@ -319,7 +311,7 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
   const bool named = !out.host.empty() && std::all_of(out.host.begin(), out.host.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-';
   });
-  if (!named) return usage(fmt::format("--rdzv-endpoint={}: the host is not a name or address", text));
+  if (!named) return usage("--rdzv-endpoint={}: the host is not a name or address", text);
   if (!rest.empty()) {
     MUSTER_TRY(const std::int64_t port, parse_integer("--rdzv-endpoint port", rest, 0, 65535));
     out.port = static_cast<int>(port);

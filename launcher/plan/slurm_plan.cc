@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <functional>
 #include <limits>
 #include <unistd.h>
 
@@ -20,7 +19,6 @@
 #include "launcher/text/substitution.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/hostlist.h"
-#include "rendezvous/base/slurm_step.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/text.h"
 
@@ -37,8 +35,8 @@ Result<void> check_counts(const Options& options, const SlurmStep& step) {
     return given != options.given.end() && given->second != std::to_string(actual);
   };
   const auto refuse = [&](std::string_view name, const std::string& fact, const std::string& srun) {
-    return usage(fmt::format("--{}={}, but {}, and with --exec each task is one worker; run: {} {}", name,
-                             options.given.find(name)->second, fact, srun, exec_command_text(options)));
+    return usage("--{}={}, but {}, and with --exec each task is one worker; run: {} {}", name,
+                 options.given.find(name)->second, fact, srun, exec_command_text(options));
   };
   const std::string as_it_is = fmt::format("srun -N {} -n {}", step.num_nodes(), step.num_tasks);
   if (differs("nnodes", step.num_nodes()))
@@ -72,12 +70,11 @@ Result<ExecPlan> plan_exec(const Options& options, const Environment& environmen
   if (options.no_slurm) return usage("--exec takes the rank from a Slurm task; leave --no-slurm out");
   for (const auto& [name, value] : options.given)
     if (!works_without_agent(name))
-      return usage(fmt::format("--{} needs an agent, and --exec starts none; leave one of them out", name));
+      return usage("--{} needs an agent, and --exec starts none; leave one of them out", name);
   MUSTER_TRY(const std::optional<SlurmStep> found, read_slurm_step(environment));
   if (!found)
-    return usage(
-        fmt::format("--exec takes the rank from a Slurm task, but this process is none; run: srun -n N {}",
-                    exec_command_text(options)));
+    return usage("--exec takes the rank from a Slurm task, but this process is none; run: srun -n N {}",
+                 exec_command_text(options));
   const SlurmStep& step = *found;
   MUSTER_OK(check_counts(options, step));
 
@@ -176,14 +173,13 @@ Result<void> check(const Options& options, const Environment& environment) {
                                   {"exec", "starts no agent: run srun -n N muster --exec instead"},
                                   {"node-rank", "would give all nodes the same rank"}})
     if (options.given.contains(name))
-      return usage(
-          fmt::format("--srun starts an agent on each node, and --{} {}; leave one of them out", name, why));
+      return usage("--srun starts an agent on each node, and --{} {}; leave one of them out", name, why);
   MUSTER_TRY(const std::optional<SlurmStep> step, read_slurm_step(environment));
   if (step)
     return usage(
-        fmt::format("--srun is for a batch script, but this process is task {} of {} of Slurm's step {}; "
-                    "leave --srun out: srun {}",
-                    step->task, step->num_tasks, step->id(), command_text(options, {kSrun})));
+        "--srun is for a batch script, but this process is task {} of {} of Slurm's step {}; "
+        "leave --srun out: srun {}",
+        step->task, step->num_tasks, step->id(), command_text(options, {kSrun}));
   return {};
 }
 
@@ -192,10 +188,9 @@ Result<int> count_nodes(const Options& options, const SlurmAllocation& allocatio
   if (!options.given.contains("nnodes")) return allocation.nodes;
   const int least = range.min + (range.min == range.max ? options.spares : 0);
   if (least > allocation.nodes)
-    return usage(fmt::format("--nnodes={}{}, but Slurm gave this job {}; ask sbatch for --nodes={}",
-                             options.nnodes,
-                             options.spares > 0 ? fmt::format(" --spares={}", options.spares) : "",
-                             counted(allocation.nodes, "node"), least));
+    return usage("--nnodes={}{}, but Slurm gave this job {}; ask sbatch for --nodes={}", options.nnodes,
+                 options.spares > 0 ? fmt::format(" --spares={}", options.spares) : "",
+                 counted(allocation.nodes, "node"), least);
   return std::min(range.max + options.spares, allocation.nodes);
 }
 
@@ -285,9 +280,9 @@ Result<ExecPlan> plan_srun(const Options& options, const Environment& environmen
   const auto allocation = read_slurm_allocation(environment);
   if (!allocation)
     return usage(
-        fmt::format("--srun needs a Slurm job, and there is none; run: srun -N NODES --ntasks-per-node=1 {}, "
-                    "or submit this script with sbatch",
-                    command_text(options, {kSrun})));
+        "--srun needs a Slurm job, and there is none; run: srun -N NODES --ntasks-per-node=1 {}, "
+        "or submit this script with sbatch",
+        command_text(options, {kSrun}));
   if (allocation->het_job)
     return usage(
         "--srun: a heterogeneous job has several parts, and srun starts one; call srun for each of them, "
@@ -335,7 +330,7 @@ std::string workers_for(const Options& options, const SlurmStep& step) {
 
 /// Every task is refused for the same reason: one of them says what to run, in full.
 tl::unexpected<Error> refuse_all(const SlurmStep& step, const std::string& fact, const std::string& advice) {
-  return usage(fmt::format("{}; {}", fact, step.task == 0 ? advice : "task 0 says what to run instead"));
+  return usage("{}; {}", fact, step.task == 0 ? advice : "task 0 says what to run instead");
 }
 
 tl::unexpected<Error> too_many_tasks(const Options& options, const SlurmStep& step) {
@@ -364,8 +359,8 @@ Result<void> count_nodes(Options& options, const SlurmStep& step, bool placed) {
   if (!options.given.contains("nnodes")) {
     if (step.num_tasks != step.num_nodes()) return too_many_tasks(options, step);
     if (options.spares >= step.num_tasks)
-      return usage(fmt::format("--spares={} leaves none of the step's {} to work; give srun more nodes",
-                               options.spares, counted(step.num_tasks, "node")));
+      return usage("--spares={} leaves none of the step's {} to work; give srun more nodes", options.spares,
+                   counted(step.num_tasks, "node"));
     options.nnodes = std::to_string(step.num_tasks - options.spares);
     return {};
   }
@@ -379,10 +374,10 @@ Result<void> count_nodes(Options& options, const SlurmStep& step, bool placed) {
 
 Result<void> check_node_rank(const Options& options, const SlurmStep& step) {
   if (!options.node_rank || *options.node_rank == step.task) return {};
-  return usage(fmt::format(
+  return usage(
       "--node-rank={}, but this is task {} of the step; leave --node-rank out: each task knows its rank (a "
       "variable on srun's command line has one value for all tasks): {} {}",
-      *options.node_rank, step.task, per_node(step.num_nodes()), command_text(options, {"node-rank"})));
+      *options.node_rank, step.task, per_node(step.num_nodes()), command_text(options, {"node-rank"}));
 }
 
 Result<void> place(Options& options, const SlurmStep& step) {

@@ -10,13 +10,13 @@
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 
 #include "launcher/process/guardian.h"
 #include "launcher/process/process_stat.h"
 #include "launcher/text/split.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -225,13 +225,6 @@ std::optional<std::int64_t> OomKillCounter::count() const {
   return text ? parse_oom_kills(*text) : std::nullopt;
 }
 
-std::optional<CgroupMode> parse_cgroup_mode(std::string_view text) {
-  if (text == "auto") return CgroupMode::kAuto;
-  if (text == "off") return CgroupMode::kOff;
-  if (text == "required") return CgroupMode::kRequired;
-  return std::nullopt;
-}
-
 std::optional<std::string> why_not_delegated(const std::string& directory, bool required) {
   if (directory.empty()) return "no control groups of version 2 are mounted here";
   if (::access(directory.c_str(), W_OK) != 0 || ::access((directory + "/cgroup.procs").c_str(), W_OK) != 0)
@@ -270,8 +263,7 @@ Result<void> WorkerCgroups::open(CgroupMode mode, std::string_view token, Guardi
       guardian.end_cgroup(directory);
     }
   }
-  if (mode == CgroupMode::kRequired && !enabled())
-    return fail(ErrorCode::kInvalidArgument, "--cgroup=required: " + reason_);
+  if (mode == CgroupMode::kRequired && !enabled()) return usage("--cgroup=required: " + reason_);
   return {};
 }
 

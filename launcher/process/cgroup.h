@@ -83,8 +83,6 @@ class OomKillCounter {
 
 enum class CgroupMode { kAuto, kOff, kRequired };
 
-[[nodiscard]] std::optional<CgroupMode> parse_cgroup_mode(std::string_view text);
-
 /// Whether the groups below `directory` are this process' to make: it may write there, and where it is root,
 /// which may everywhere, somebody said so (systemd's Delegate=, an extended attribute) or nobody else is in
 /// charge, as in a container. `required`: that it is root is enough. Nothing: they are; else why not.

@@ -12,11 +12,10 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 
-#include "launcher/process/job_record.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -173,10 +172,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
                                               const Environment& environment) {
   if (name.empty()) name = invent_name(job);
   if (!is_job_name(name))
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("--job-name={}: 1 to 64 letters, digits, '.', '_' and '-', the first no '.' or '-'",
-                    name));
+    return usage("--job-name={}: 1 to 64 letters, digits, '.', '_' and '-', the first no '.' or '-'", name);
   const auto directories = runtime_directories(environment);
   MUSTER_OK(prepare_runtime_directory(directories[0]));
   const std::string lock_path = directories[0] + "/.lock";
@@ -190,10 +186,8 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
     ::poll(nullptr, 0, 10);  // others hold it for some milliseconds
   }
   if (const auto other = find(directories, name))
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("--job-name={}: a job of this name runs already (pid {}); see musterctl status {}", name,
-                    other->pid, name));
+    return usage("--job-name={}: a job of this name runs already (pid {}); see musterctl status {}", name,
+                 other->pid, name);
   MUSTER_TRY(const std::string output, output_file(name, job.logs.hostname, directories[0], environment));
 
   int ends[2];

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <utility>
 
 #include "launcher/process/cgroup.h"
 #include "launcher/process/descendants.h"

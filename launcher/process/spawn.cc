@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/process/spawn.h"
 
-#include <array>
 #include <atomic>
 #include <errno.h>
 #include <fcntl.h>

@@ -145,11 +145,9 @@ void WorkerGroup::forget(int local_rank) {
 }
 
 void WorkerGroup::watch(int local_rank) {
-  workers_[static_cast<std::size_t>(local_rank)].pidfd.async_wait(
-      boost::asio::posix::descriptor_base::wait_read,
-      lifetime_.guard([this, local_rank](boost::system::error_code error) {
-        if (!error && !reap(local_rank)) watch(local_rank);
-      }));
+  lifetime_.when_readable(workers_[static_cast<std::size_t>(local_rank)].pidfd, [this, local_rank] {
+    if (!reap(local_rank)) watch(local_rank);
+  });
 }
 
 /// False if the worker has not ended.

@@ -16,6 +16,8 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::array<std::string_view, 5> kStates = {"none", "begun", "finished", "failed", "gone"};
+constexpr std::array<std::string_view, 5> kStateTexts = {"unknown", "begun, not finished", "finished",
+                                                         "failed", "finished, its group is gone"};
 constexpr std::size_t kMostShown = 3;
 constexpr std::string_view kUsualGroup = "default";
 
@@ -47,22 +49,6 @@ std::string size_text(std::uint64_t bytes) {
   auto value = static_cast<double>(bytes);
   for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
   return fmt::format("{:.4g} {}", value, kUnits.at(unit));
-}
-
-std::string_view state_text(PageState state) {
-  switch (state) {
-    case PageState::kBegun:
-      return "begun, not finished";
-    case PageState::kFinished:
-      return "finished";
-    case PageState::kFailed:
-      return "failed";
-    case PageState::kGone:
-      return "finished, its group is gone";
-    case PageState::kNone:
-      break;
-  }
-  return "unknown";
 }
 
 /// Empty: there is none, as of a program without the runtime.
@@ -125,7 +111,7 @@ std::string title_of(const CollectiveState& state) {
 
 std::string describe(const CollectiveState& state) {
   if (state.operation == PageOperation::kNone) return title_of(state);
-  return fmt::format("{} ({})", title_of(state), state_text(state.state));
+  return fmt::format("{} ({})", title_of(state), kStateTexts.at(static_cast<std::size_t>(state.state)));
 }
 
 std::string describe(std::span<const CollectiveState> states) {

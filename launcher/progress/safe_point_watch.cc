@@ -41,13 +41,11 @@ SafePointWatch::SafePointWatch(boost::asio::io_context& io, std::vector<std::str
 }
 
 void SafePointWatch::wait() {
-  events_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                     lifetime_.guard([this](boost::system::error_code error) {
-                       if (error) return;
-                       const bool announced = drain();
-                       wait();
-                       if (announced) announced_();
-                     }));
+  lifetime_.when_readable(events_, [this] {
+    const bool announced = drain();
+    wait();
+    if (announced) announced_();
+  });
 }
 
 /// Whether one of the files was made or touched.

@@ -3,11 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <map>
 #include <numbers>
-#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -17,10 +15,6 @@ namespace {
 
 constexpr std::int64_t kLeastBehind = 3;
 constexpr double kBehindSeconds = 5;  // nodes sample and send at different moments of a second
-
-double seconds_between(Instant from, Instant to) {
-  return std::chrono::duration<double>(to - from).count();
-}
 
 double busy_share(const RankPace& pace) {
   return 1.0 - static_cast<double>(pace.waiting) / pace.samples;

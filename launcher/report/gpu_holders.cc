@@ -182,16 +182,21 @@ std::string describe(const GpuHolder& holder) {
   return fmt::format("pid {} ({}) {}", process.pid, who, describe(holder.use));
 }
 
-std::vector<GpuHolder> find_gpu_holders(const Nvml& nvml) {
-  std::vector<GpuUse> uses;
+std::vector<GpuUse> gpu_uses(const Nvml& nvml) {
+  std::vector<GpuUse> out;
   for (unsigned i = 0; i < nvml.count().value_or(0); ++i) {
     const Nvml::Device device = nvml.device(i);
     if (device == nullptr) continue;
     for (const Nvml::Process& process : nvml.processes(device))
-      if (uses.size() < kMostHolders)
-        uses.push_back({static_cast<std::int32_t>(i), nvml.uuid(device),
-                        static_cast<std::int32_t>(process.pid), process.bytes});
+      out.push_back({static_cast<std::int32_t>(i), nvml.uuid(device), static_cast<std::int32_t>(process.pid),
+                     process.bytes});
   }
+  return out;
+}
+
+std::vector<GpuHolder> find_gpu_holders(const Nvml& nvml) {
+  std::vector<GpuUse> uses = gpu_uses(nvml);
+  uses.resize(std::min(uses.size(), kMostHolders));
   return judge_holders(look(std::move(uses)));
 }
 

@@ -72,6 +72,8 @@ struct GpuHolder {
 /// "pid 77 (alice, rank 3 of job-a, left behind: python train.py) holds 71.2 GiB of GPU 3 (GPU-5a..)".
 [[nodiscard]] std::string describe(const GpuHolder& holder);
 
+/// All that NVML lists.
+[[nodiscard]] std::vector<GpuUse> gpu_uses(const Nvml& nvml);
 [[nodiscard]] std::vector<GpuHolder> find_gpu_holders(const Nvml& nvml);
 /// Without NVML. `device_files`: what their paths begin with, a number follows.
 [[nodiscard]] std::vector<GpuHolder> find_gpu_holders_by_files(std::string_view device_files = "/dev/nvidia");

@@ -127,8 +127,8 @@ void put_gpu_metrics(MetricsText& out, GpuWatch& watch, const Job& job, const En
     for (std::vector<int>& of_one : ranks)
       for (int& rank : of_one) rank += assignment->base_rank;
   }
-  put_gpu_metrics(out, {*gpus, readings->gpus, ranks, job.host, job.run_id,
-                        std::chrono::duration<double>(now - readings->at).count()});
+  put_gpu_metrics(out,
+                  {*gpus, readings->gpus, ranks, job.host, job.run_id, seconds_between(readings->at, now)});
 }
 
 GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures) {

@@ -24,11 +24,8 @@ constexpr std::size_t kMostBytes = 256 * 1024;
 }  // namespace
 
 std::string describe(const GpuHold& hold) {
-  const std::string memory =
-      hold.bytes == 0 ? "memory" : fmt::format("{:.1f} GiB", static_cast<double>(hold.bytes) / (1 << 30));
-  return fmt::format("pid {}{} {} holds {} of GPU {} ({})", hold.pid,
-                     hold.worker ? "" : ", which a worker started,",
-                     hold.ended ? "has ended and still" : "still", memory, hold.gpu, hold.uuid);
+  return fmt::format("pid {}{} {} {}", hold.use.pid, hold.worker ? "" : ", which a worker started,",
+                     hold.ended ? "has ended and still" : "still", describe(hold.use));
 }
 
 GpuRelease::GpuRelease(boost::asio::io_context& io, GpuPaths paths, bool enabled)
@@ -56,19 +53,14 @@ void GpuRelease::look(const Descendants& descendants) {
 /// Of our processes, by the numbers that NVML lists.
 std::vector<GpuHold> GpuRelease::holds(const Nvml& nvml) const {
   std::vector<GpuHold> out;
-  for (unsigned i = 0; i < nvml.count().value_or(0); ++i) {
-    const Nvml::Device device = nvml.device(i);
-    if (device == nullptr) continue;
-    for (const Nvml::Process& process : nvml.processes(device)) {
-      const auto pid = static_cast<pid_t>(process.pid);
-      const auto found = std::find_if(processes_.begin(), processes_.end(),
-                                      [&](const Process& our) { return our.mark.pid == pid; });
-      if (found == processes_.end()) continue;
-      const auto now = mark_of(pid);
-      // The number may belong to another process by now.
-      if (now && found->mark.start_ticks != 0 && *now != found->mark) continue;
-      out.push_back({i, nvml.uuid(device), pid, process.bytes, found->worker, !now});
-    }
+  for (GpuUse& use : gpu_uses(nvml)) {
+    const auto found = std::find_if(processes_.begin(), processes_.end(),
+                                    [&](const Process& our) { return our.mark.pid == use.pid; });
+    if (found == processes_.end()) continue;
+    const auto now = mark_of(use.pid);
+    // The number may belong to another process by now.
+    if (now && found->mark.start_ticks != 0 && *now != found->mark) continue;
+    out.push_back({std::move(use), found->worker, !now});
   }
   return out;
 }
@@ -105,10 +97,7 @@ bool GpuRelease::begin(Millis timeout, Done done) {
   done_ = std::move(done);
   output_.assign(::fcntl(helper_->channel(), F_DUPFD_CLOEXEC, 0));
   lifetime_.call_at(deadline_, deadline + kDriverTimeout, [this] { finish(); });
-  output_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                     lifetime_.guard([this](boost::system::error_code error) {
-                       if (!error) finish();
-                     }));
+  lifetime_.when_readable(output_, [this] { finish(); });
   return true;
 }
 

@@ -8,7 +8,6 @@
 // nothing is waited for.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -22,17 +21,15 @@
 #include "launcher/hardware/nvml.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/helper_process.h"
+#include "launcher/report/gpu_holders.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
 
 namespace muster::launcher {
 
 struct GpuHold {
-  unsigned gpu = 0;  // nvidia-smi's number
-  std::string uuid;
-  pid_t pid = 0;
-  std::uint64_t bytes = 0;  // 0: not known
-  bool worker = true;       // else a worker started it
+  GpuUse use;
+  bool worker = true;  // else a worker started it
   bool ended = true;
 };
 

@@ -24,10 +24,6 @@ namespace muster::launcher {
 
 namespace {
 
-std::string with_core(std::string text, const ProcessEnd& end) {
-  return end.core ? std::move(text) + " (core dumped)" : text;
-}
-
 std::string text_of_code(int code) {
   if (code <= 128 || code > 128 + 64) return fmt::format("exit code {}", code);
   return fmt::format("exit code {}: perhaps 128 + {} of a child process", code, signal_name(code - 128));
@@ -58,58 +54,38 @@ bool is_machine_at_fault(const WorkerOutcome& outcome) {
   });
 }
 
-void judge_worker(WorkerOutcome& outcome, const Evidence& evidence) {
+Cause cause_of(const WorkerOutcome& outcome, const Evidence& evidence) {
   const ProcessEnd& end = outcome.end;
-  if (outcome.pid == 0) {
-    outcome.cause.kind = CauseClass::kNotStarted;  // with the text of who tried
-    return;
-  }
-  if (!outcome.hang.empty()) {
-    outcome.cause = {CauseClass::kHang, outcome.hang};
-    return;
-  }
-  if (end.ok() && !outcome.stopped_by_us) {
-    outcome.cause = {};
-    return;
-  }
-  if (end.preempted()) {
-    outcome.cause = {CauseClass::kPreempted};
-    return;
-  }
-  if (outcome.stopped_by_us) {
-    outcome.cause = {CauseClass::kStopped};
-    return;
-  }
-  const std::string signal = end.signal != 0 ? with_core(signal_name(end.signal), end) : std::string();
-  if (end.signal == SIGKILL && evidence.memory_killed) {
-    outcome.cause = {CauseClass::kHostMemory, "killed by the kernel: no host memory was left"};
-    return;
-  }
-  if (end.signal != 0 && !is_crash_signal(end.signal)) {
-    std::string_view sender;
-    if (end.signal == SIGKILL) sender = ", sender unknown";
-    if (end.signal == SIGPIPE) sender = "; the reader of its output is gone";
-    outcome.cause = {CauseClass::kSignal, signal + std::string(sender)};
-    return;
-  }
-  if (evidence.written) {
-    outcome.cause = *evidence.written;
-  } else if (!outcome.error_message.empty()) {
-    outcome.cause = {class_of_words(outcome.error_message, CauseClass::kException),
-                     one_clean_line(outcome.error_message)};
-  } else if (end.signal != 0) {
-    outcome.cause = {CauseClass::kCrash, signal};
-  } else {
-    outcome.cause = {CauseClass::kExitCode, text_of_code(end.code)};
-  }
+  if (outcome.pid == 0) return {CauseClass::kNotStarted, outcome.cause.text};  // of who tried
+  if (!outcome.hang.empty()) return {CauseClass::kHang, outcome.hang};
+  if (end.ok() && !outcome.stopped_by_us) return {};
+  if (end.preempted()) return {CauseClass::kPreempted};
+  if (outcome.stopped_by_us) return {CauseClass::kStopped};
+  const std::string signal = signal_name(end.signal) + (end.core ? " (core dumped)" : "");
+  if (end.signal == SIGKILL && evidence.memory_killed)
+    return {CauseClass::kHostMemory, "killed by the kernel: no host memory was left"};
+  if (end.signal == SIGKILL) return {CauseClass::kSignal, signal + ", sender unknown"};
+  if (end.signal == SIGPIPE) return {CauseClass::kSignal, signal + "; the reader of its output is gone"};
+  if (end.signal != 0 && !is_crash_signal(end.signal)) return {CauseClass::kSignal, signal};
+  Cause out;
+  if (evidence.written)
+    out = *evidence.written;
+  else if (!outcome.error_message.empty())
+    out = {class_of_words(outcome.error_message, CauseClass::kException),
+           one_clean_line(outcome.error_message)};
+  else if (end.signal != 0)
+    out = {CauseClass::kCrash, signal};
+  else
+    out = {CauseClass::kExitCode, text_of_code(end.code)};
   // A process of the worker's, such as a loader of data, and so the worker after it.
-  if (evidence.memory_killed && outcome.cause.text.find("killed by signal") != std::string::npos)
-    outcome.cause.kind = CauseClass::kHostMemory;
+  if (evidence.memory_killed && out.text.find("killed by signal") != std::string::npos)
+    out.kind = CauseClass::kHostMemory;
   // The kernel's log outweighs what the program made of it.
-  if (!outcome.kernel.empty() && outcome.cause.kind != CauseClass::kGpuMemory) {
-    outcome.cause.kind = CauseClass::kGpuFault;
-    if (!evidence.written) outcome.cause.text = one_clean_line(outcome.kernel.front());
+  if (!outcome.kernel.empty() && out.kind != CauseClass::kGpuMemory) {
+    out.kind = CauseClass::kGpuFault;
+    if (!evidence.written) out.text = one_clean_line(outcome.kernel.front());
   }
+  return out;
 }
 
 std::string_view to_string(Part part) {

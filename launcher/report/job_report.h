@@ -38,8 +38,8 @@ struct Evidence {
   bool memory_killed = false;    // the kernel's killer was at work in its control group
 };
 
-/// Sets the outcome's cause from the rest of it and the evidence.
-void judge_worker(WorkerOutcome& outcome, const Evidence& evidence);
+/// From the rest of the outcome and the evidence.
+[[nodiscard]] Cause cause_of(const WorkerOutcome& outcome, const Evidence& evidence);
 
 /// The GPU is broken, by the kernel's log (Xid) or CUDA's error. A program's own faults have Xids too.
 [[nodiscard]] bool is_machine_at_fault(const WorkerOutcome& outcome);

@@ -2,7 +2,6 @@
 #include "launcher/report/post_mortem.h"
 
 #include <algorithm>
-#include <ctime>
 #include <fcntl.h>
 #include <numeric>
 #include <poll.h>
@@ -16,6 +15,7 @@
 #include "launcher/progress/progress_sample.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
+#include "launcher/text/seconds_text.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -27,14 +27,6 @@ constexpr std::size_t kTailLines = 20;
 constexpr std::size_t kMaxKernelLines = 64;
 constexpr int kDriverMs = 2000;  // for the driver to list its GPUs
 constexpr std::size_t kMaxErrorFile = std::size_t{4} << 20;
-
-std::string local_time(std::int64_t seconds) {
-  const std::time_t time = seconds;
-  std::tm parts{};
-  ::localtime_r(&time, &parts);
-  char text[32];
-  return {text, std::strftime(text, sizeof text, "%Y-%m-%d_%H:%M:%S", &parts)};
-}
 
 std::string last_progress(const std::string& path) {
   const auto sample = read_progress(path);
@@ -89,9 +81,7 @@ WorkerDevice PostMortem::device_of(int local_rank) const {
 }
 
 void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written) {
-  Evidence evidence;
-  evidence.written = written;
-  evidence.memory_killed = kills_ > 0;
+  Evidence evidence{written, kills_ > 0};
   outcome.kernel.clear();
   const std::string address = device_of(outcome.local_rank).address;
   for (const std::string& line : kernel_lines_) {
@@ -105,7 +95,7 @@ void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& w
     if (xid && (xid->pid == outcome.pid || (!address.empty() && address.starts_with(xid->device))))
       outcome.kernel.push_back(line);
   }
-  judge_worker(outcome, evidence);
+  outcome.cause = cause_of(outcome, evidence);
 }
 
 void PostMortem::judge_at_end(WorkerOutcome& outcome, const std::optional<Cause>& written) {
@@ -162,13 +152,10 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& foun
     const auto written = found.find(outcome.local_rank);
     if (outcome.stopped_by_us && written != found.end()) outcome.stopped_by_us = false;
     outcome.progress = last_progress(directory.progress_file(outcome.local_rank));
-    if (!is_failure(outcome)) {
-      judge_worker(outcome, {});
-      continue;
-    }
-    outcome.device = device_of(outcome.local_rank).text;
-    if (outcome.pid == 0) {
-      judge_worker(outcome, {});
+    const bool failed = is_failure(outcome);
+    if (failed) outcome.device = device_of(outcome.local_rank).text;
+    if (!failed || outcome.pid == 0) {
+      outcome.cause = cause_of(outcome, {});
       continue;
     }
     if (written != found.end()) outcome.stderr_tail = written->second.last_lines;
@@ -228,7 +215,8 @@ NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outco
 std::string PostMortem::publish(const JobReport& report, const LogDirectory& directory,
                                 OutputSink& err) const {
   const Verdict verdict = judge(report.nodes, report.notice);
-  std::string text = format_report(report, verdict, local_time);
+  std::string text = format_report(
+      report, verdict, [](std::int64_t seconds) { return local_time_text(seconds, "%Y-%m-%d_%H:%M:%S"); });
   if (!text.empty()) err.write(text);
   if (directory.enabled() && directory.temporary_base().empty()) {
     const std::string path = directory.path() + "/report.json";

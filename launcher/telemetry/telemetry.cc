@@ -22,10 +22,6 @@ std::string seconds_text(double seconds) {
   return seconds < 0.9995 ? fmt::format("{:.3g} ms", seconds * 1000) : fmt::format("{:.2f} s", seconds);
 }
 
-double seconds(Instant from, Instant to) {
-  return std::chrono::duration<double>(to - from).count();
-}
-
 WorkerState state_after(const WorkerOutcome& outcome) {
   if (outcome.end.ok()) return WorkerState::kSucceeded;
   if (outcome.end.preempted()) return WorkerState::kPreempted;
@@ -133,14 +129,14 @@ void Telemetry::rendezvous_begins(int attempt) {
 
 void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
   const Instant now = SteadyClock::now();
-  const double took = seconds(rendezvous_since_, now);
+  const double took = seconds_between(rendezvous_since_, now);
   phase("rendezvous", took);
   if (times.gathered) {
     // Who was connected before, as at a restart, gathers from the beginning.
     const Instant connected = std::max(times.connected.value_or(rendezvous_since_), rendezvous_since_);
-    status_.start.push_back({"connect", seconds(rendezvous_since_, connected), true});
-    status_.start.push_back({"gather", seconds(connected, *times.gathered), true});
-    status_.start.push_back({"find_store", seconds(*times.gathered, now), true});
+    status_.start.push_back({"connect", seconds_between(rendezvous_since_, connected), true});
+    status_.start.push_back({"gather", seconds_between(connected, *times.gathered), true});
+    status_.start.push_back({"find_store", seconds_between(*times.gathered, now), true});
   }
   status_.rendezvous.add(took);
   status_.assignment = assignment;
@@ -172,12 +168,12 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   enter(AgentState::kRunning);
   Json all;
   if (ending_since_) {
-    const double took = seconds(*std::exchange(ending_since_, std::nullopt), now);
+    const double took = seconds_between(*std::exchange(ending_since_, std::nullopt), now);
     status_.restarts.add(took);
     all["restart_seconds"] = took;
   }
   write("running", all);
-  phase("spawn", seconds(starting_since_, now));
+  phase("spawn", seconds_between(starting_since_, now));
   report_start();
 }
 
@@ -229,10 +225,6 @@ void Telemetry::hung(int local_rank, std::string_view text) {
   ++status_.hangs;
   write("hang",
         {{"rank", status_.assignment->base_rank + local_rank}, {"local_rank", local_rank}, {"text", text}});
-}
-
-void Telemetry::reported_failure(std::string_view report) {
-  failure_report_ = report;
 }
 
 void Telemetry::stopping(int signal) {

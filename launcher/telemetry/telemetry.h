@@ -113,7 +113,7 @@ class Telemetry {
   void worker_ended(const WorkerOutcome& outcome);
   void hung(int local_rank, std::string_view line);
   /// The report of a failure or of a hang, as it was printed.
-  void reported_failure(std::string_view report);
+  void reported_failure(std::string report) { failure_report_ = std::move(report); }
   void reported_hang(std::string line, std::string report) {
     status_.hang = Announcement{std::move(line), std::move(report)};
   }

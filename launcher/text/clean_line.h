@@ -3,8 +3,11 @@
 // as one_line() of rendezvous/base/text.h makes it, without blanks around it. Pure.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
+
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 
@@ -15,6 +18,14 @@ struct TextLines : std::string {
 };
 
 /// The first line of it as printable text, without spaces at its ends, cut at 300 bytes.
-[[nodiscard]] std::string one_clean_line(std::string_view text);
+[[nodiscard]] inline std::string one_clean_line(std::string_view text) {
+  constexpr std::size_t kMaxTextBytes = 300;
+  std::string out = one_line(text.substr(0, std::min(text.find('\n'), 4 * kMaxTextBytes)));
+  const auto first = out.find_first_not_of(' ');
+  if (first == std::string::npos) return {};
+  out = one_line(std::string_view(out).substr(first), kMaxTextBytes);
+  out.erase(out.find_last_not_of(' ') + 1);
+  return out;
+}
 
 }  // namespace muster::launcher

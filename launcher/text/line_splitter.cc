@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/text/line_splitter.h"
 
-#include <algorithm>
-
 namespace muster::launcher {
 
 void TailBuffer::append(std::string_view bytes) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "rendezvous/base/clock.h"
@@ -24,5 +25,8 @@ template <class Duration>
 [[nodiscard]] std::int64_t whole_seconds(Duration duration) {
   return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
 }
+
+/// Seconds since the epoch as this host's local time; `format`: of strftime(3), for 31 bytes.
+[[nodiscard]] std::string local_time_text(std::int64_t seconds, const char* format);
 
 }  // namespace muster::launcher

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "launcher/text/split.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -37,10 +38,10 @@ Result<StreamSelection> parse_stream_selection(std::string_view text) {
     const auto colon = entry.find(':');
     const auto rank = parse_integer("", entry.substr(0, colon), 0, INT_MAX);
     if (!rank || colon == std::string_view::npos || !is_std_digit(entry.substr(colon + 1)))
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("'{}' is neither 0, 1, 2 or 3 (none, stdout, stderr, both) nor a list "
-                              "local_rank:digit,local_rank:digit",
-                              text));
+      return usage(
+          "'{}' is neither 0, 1, 2 or 3 (none, stdout, stderr, both) nor a list "
+          "local_rank:digit,local_rank:digit",
+          text);
     out.by_rank[static_cast<int>(*rank)] = to_std(entry[colon + 1]);
   }
   return out;

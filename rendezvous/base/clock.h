@@ -35,6 +35,10 @@ using Millis = std::chrono::milliseconds;
   return deadline <= now ? Millis(0) : std::chrono::ceil<Millis>(deadline - now);
 }
 
+[[nodiscard]] inline double seconds_between(Instant from, Instant to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
 /// Instant::max() for far timeouts: milliseconds::max(), "for ever", would overflow the clock.
 [[nodiscard]] inline Instant after(Millis time) {
   const Instant now = SteadyClock::now();

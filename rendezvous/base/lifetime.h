@@ -43,6 +43,14 @@ class Lifetime {
       if (!error) handler();
     }));
   }
+  /// Calls `handler` when the descriptor can be read, unless that is closed before.
+  template <class Descriptor, class Handler>
+  void when_readable(Descriptor& descriptor, Handler handler) const {
+    descriptor.async_wait(Descriptor::wait_read,
+                          guard([handler = std::move(handler)](const auto& error) mutable {
+                            if (!error) handler();
+                          }));
+  }
   /// The handlers that were handed out so far do nothing any more.
   void renew() { token_ = std::make_shared<char>(); }
 

@@ -246,7 +246,7 @@ def test_the_terminal_is_as_before_when_it_ends(page, screen, tmp_path, how, sta
         os.kill(int(child), how)
     lines = one.shows_text(f"ended {status}")
     assert lines[0] == "the shell"  # the screen before is back
-    wait_for(lambda: (tmp_path / "after").exists(), "the shell")
+    wait_for(lambda: (tmp_path / "after").exists() and (tmp_path / "after").read_text(), "the shell")
     assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text() != ""
 
 

@@ -200,6 +200,6 @@ TEST_CASE("without a driver or a worker there is nothing to wait for") {
   GpuRelease without(io, none, true);
   without.started(worker);
   REQUIRE(wait_for(without, io, std::chrono::seconds(60))->empty());
-  REQUIRE(describe({.gpu = 3, .uuid = "GPU-5a", .pid = 77}) ==
+  REQUIRE(describe(GpuHold{{.gpu = 3, .uuid = "GPU-5a", .pid = 77}}) ==
           "pid 77 has ended and still holds memory of GPU 3 (GPU-5a)");
 }

@@ -39,8 +39,7 @@ FailureNotice of_rank(int rank) {
 
 Cause judged(WorkerOutcome outcome, const Evidence& evidence = {}) {
   outcome.cause = {};
-  judge_worker(outcome, evidence);
-  return outcome.cause;
+  return cause_of(outcome, evidence);
 }
 
 const ProcessEnd kOne{.code = 1};
