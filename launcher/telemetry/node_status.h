@@ -52,10 +52,11 @@ struct FoundStraggler {
 /// From another node: only what fits into the world is kept.
 [[nodiscard]] bool makes_sense(const NodeStatus& status, int node, const Assignment& assignment);
 
-/// A worker's log: what the first node asks for, and the answer.
+/// A worker's log, or each node's /metrics: what the first node asks for, and the answer.
 struct LogRequest {
+  static constexpr std::int32_t kMetrics = -1;
   std::int64_t number = 0;
-  std::int32_t rank = 0;
+  std::int32_t rank = 0;  // or kMetrics
   std::int32_t lines = 0;
   bool err = false;  // stderr
 };

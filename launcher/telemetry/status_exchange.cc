@@ -10,6 +10,7 @@
 
 #include "launcher/output/tail_reader.h"
 #include "launcher/progress/progress_sample.h"
+#include "launcher/telemetry/federated_metrics.h"
 #include "launcher/text/node_message.h"
 #include "rendezvous/status/process_usage.h"
 
@@ -34,7 +35,9 @@ StatusExchange::StatusExchange(boost::asio::io_context& io, const Job& job, cons
       telemetry_(telemetry),
       timer_(io),
       workers_(static_cast<std::size_t>(job.local_world_size)),
-      reader_(io) {
+      gather_timer_(io),
+      reader_(io),
+      merger_(io) {
   wait();
 }
 
@@ -194,6 +197,8 @@ void StatusExchange::receive(const control::Status& message) {
     }
     case Kind::kLog: {
       auto read = from_node_message<LogAnswer>(message.payload, "a worker's log");
+      if (read && gathering_ && read->number == gathering_->number)
+        return receive_metrics(message.group_rank, *read);
       const auto asked = read ? awaited_.find(read->number) : awaited_.end();
       if (asked == awaited_.end()) return;
       const LogRead done = std::move(asked->second);
@@ -211,6 +216,11 @@ void StatusExchange::receive(const control::Status& message) {
     }
     case Kind::kRequestLog: {
       const auto request = from_node_message<LogRequest>(message.payload, "a request for a log");
+      if (request && request->rank == LogRequest::kMetrics) {  // an agent of before does not answer
+        LogAnswer answer{request->number, {}, {}};
+        if (read_metrics_) answer.lines = federated_lines(read_metrics_());
+        return send(Kind::kLog, to_node_message(std::move(answer)));
+      }
       if (!request || !is_here(request->rank)) return;
       return read_own_log(*request,
                           [this](LogAnswer answer) { send(Kind::kLog, to_node_message(std::move(answer))); });
@@ -262,6 +272,46 @@ void StatusExchange::read_own_log(const LogRequest& request, std::function<void(
         return out;
       },
       lifetime_.guard([done = std::move(done)](LogAnswer answer) { done(std::move(answer)); }));
+}
+
+// Metrics.
+
+void StatusExchange::federate(std::function<void(std::string)> done) {
+  federating_.push_back(std::move(done));
+  if (federating_.size() > 1) return;
+  lifetime_.call_at(gather_timer_, std::max(SteadyClock::now(), gathered_ + kLook),
+                    [this] { gather_metrics(); });
+}
+
+void StatusExchange::gather_metrics() {
+  gathered_ = SteadyClock::now();
+  gathering_.emplace().number = next_log_++;
+  if (!is_first()) return merge_metrics();  // not any more: nothing
+  const auto& place = telemetry_.status().assignment;
+  gathering_->texts.resize(static_cast<std::size_t>(place ? place->group_world_size : 1));
+  gathering_->texts.front() = read_metrics_();
+  for (int node = 1; node < static_cast<int>(gathering_->texts.size()); ++node)
+    gathering_->missing.insert(node);
+  if (gathering_->missing.empty()) return merge_metrics();
+  send(Kind::kRequestLog, to_node_message(LogRequest{gathering_->number, LogRequest::kMetrics, 0, false}));
+  lifetime_.call_at(gather_timer_, gathered_ + kFederateTimeout, [this, number = gathering_->number] {
+    if (gathering_ && gathering_->number == number) merge_metrics();
+  });
+}
+
+void StatusExchange::receive_metrics(int node, const LogAnswer& answer) {
+  if (gathering_->missing.erase(node) == 0) return;
+  gathering_->texts[static_cast<std::size_t>(node)] = fmt::format("{}", fmt::join(answer.lines, "\n"));
+  if (gathering_->missing.empty()) merge_metrics();
+}
+
+void StatusExchange::merge_metrics() {
+  gather_timer_.cancel();
+  merger_.run([texts = std::move(gathering_->texts)] { return federated_metrics(texts); },
+              lifetime_.guard([this](const std::string& text) {
+                for (const auto& done : std::exchange(federating_, {})) done(text);
+              }));
+  gathering_.reset();
 }
 
 }  // namespace muster::launcher

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,8 @@ class StatusExchange {
   void set_send(std::function<void(control::Status)> send) { send_ = std::move(send); }
   /// As StatusPage has it.
   void set_gpu_readings(std::function<std::vector<GpuReading>()> read) { read_gpus_ = std::move(read); }
+  /// What this node says when the first one gathers metrics; not set: nothing.
+  void set_metrics(std::function<std::string()> read) { read_metrics_ = std::move(read); }
   void receive(const control::Status& message);
 
   /// Somebody looks at the job: on the first node.
@@ -56,6 +59,11 @@ class StatusExchange {
   using LogRead = std::function<void(Result<std::string>)>;
   void read_log(LogRequest request, LogRead done);
 
+  /// The metrics of all nodes of the generation that runs (federated_metrics.h), once the nodes have met.
+  /// `done`: as above. Who asks while they are gathered gets the same; they are gathered once a second at
+  /// most, since whoever reaches the address may ask.
+  void federate(std::function<void(std::string)> done);
+
   /// Messages that were sent to other nodes.
   [[nodiscard]] std::uint64_t messages_sent() const { return sent_; }
 
@@ -71,6 +79,9 @@ class StatusExchange {
   void tick();
   RankStatus look_at(const WorkerStatus& worker, Worker& known, Instant now);
   void send(control::Status::Kind kind, std::string payload, Millis lease = {});
+  void gather_metrics();
+  void receive_metrics(int node, const LogAnswer& answer);
+  void merge_metrics();
   void read_own_log(const LogRequest& request, std::function<void(LogAnswer)> done);
   [[nodiscard]] bool is_first() const;
   [[nodiscard]] bool is_here(int rank) const;
@@ -90,8 +101,19 @@ class StatusExchange {
   int node_ = -1;                 // this one
   std::map<std::int64_t, LogRead> awaited_;  // logs of other nodes
   std::int64_t next_log_ = 1;
+  std::function<std::string()> read_metrics_;
+  std::vector<std::function<void(std::string)>> federating_;
+  struct Gathering {
+    std::int64_t number = 0;         // of the request
+    std::vector<std::string> texts;  // that came, by node
+    std::set<int> missing;           // nodes that have not answered
+  };
+  std::optional<Gathering> gathering_;
+  Instant gathered_{};  // when the last began
+  LoopTimer gather_timer_;
   std::uint64_t sent_ = 0;
   net::HelperThread reader_;
+  net::HelperThread merger_;  // a file system that does not answer holds the other one
   Lifetime lifetime_;
 };
 

@@ -185,6 +185,11 @@ net::StatusReply plain(int status, std::string text) {
   return {.status = status, .type = kPlainText, .body = std::move(text)};
 }
 
+net::StatusReply elsewhere(const Assignment& here) {
+  return plain(404,
+               fmt::format("this is node {}; node 0 serves what is of the whole job\n", here.group_rank));
+}
+
 }  // namespace
 
 StatusPage::StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job,
@@ -201,14 +206,24 @@ StatusPage::StatusPage(boost::asio::io_context& io, net::Listener listener, cons
       server_(io, std::move(listener),
               [this](const net::StatusRequest& request) { return answer(request); }) {
   access_.set_token(std::move(token));
+  exchange_.set_metrics([this] { return metrics(); });
 }
 
 std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& request) {
   const AgentStatus& status = telemetry_.status();
   if (request.path == "/healthz")
     return net::StatusReply{.body = health_text(job_, status, SteadyClock::now())};
-  if (request.path == "/metrics")
+  // Before the nodes have met, of this one alone: it has no rank yet.
+  if (request.path == "/metrics" || (request.path == "/federate" && !status.assignment))
     return net::StatusReply{.type = MetricsText::kContentType, .body = metrics(), .fresh_for = kFresh};
+  if (request.path == "/federate") {
+    if (status.assignment->group_rank != 0) return elsewhere(*status.assignment);
+    return net::StatusReply{.later = [this](std::function<void(net::StatusReply)> respond) {
+      exchange_.federate([respond = std::move(respond)](std::string text) {
+        respond({.type = MetricsText::kContentType, .body = std::move(text)});
+      });
+    }};
+  }
   if (auto refused = refusal(request)) return refused;
   if (request.path == "/")
     return access_.page(request, std::string(status_page_html()), net::PageAccess::Scripts::kOwn);
@@ -222,7 +237,7 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
     }};
   }
   if (request.path != "/api/events")
-    return plain(404, "there are /, /api/status, /api/events, /api/log, /healthz and /metrics\n");
+    return plain(404, "there are /, /api/status, /api/events, /api/log, /federate, /healthz and /metrics\n");
   return net::StatusReply{.type = "text/event-stream", .stream = [this](const net::StatusStream& stream) {
                             exchange_.look();
                             stream.send(fmt::format("data: {}\n\n", json()));
@@ -235,8 +250,7 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
 std::optional<net::StatusReply> StatusPage::refusal(const net::StatusRequest& request) const {
   if (auto refused = access_.refusal(request)) return refused;
   const auto& place = telemetry_.status().assignment;
-  if (place && place->group_rank != 0)
-    return plain(404, fmt::format("this is node {}; node 0 serves the page of the job\n", place->group_rank));
+  if (place && place->group_rank != 0) return elsewhere(*place);
   return std::nullopt;
 }
 

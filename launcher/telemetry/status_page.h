@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // StatusPage: what an agent serves on --metrics-addr, from its start to its end: /healthz and /metrics of
-// this node, and on the first node the page of the whole job with its /api (StatusExchange knows the other
-// nodes). PageAccess says who may see it. Owned by main; on the agent's loop: an answer says that the loop
-// runs. Nothing is read before somebody asks. Failure: of a request alone.
+// this node, and on the first node the page of the whole job with its /api and the metrics of all nodes
+// (/federate; StatusExchange knows the other nodes). PageAccess says who may see it. Owned by main; on the
+// agent's loop: an answer says that the loop runs. Nothing is read before somebody asks. Failure: of a
+// request alone.
 #pragma once
 
 #include <functional>

@@ -46,6 +46,15 @@ void put_escaped(std::string& out, std::string_view text) {
 
 }  // namespace
 
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t size = sequence_at(text);
+    if (size == 0) return false;
+    text.remove_prefix(size);
+  }
+  return true;
+}
+
 void MetricsText::family(std::string_view name, MetricType type, std::string_view help) {
   name_ = name;
   type_ = type;

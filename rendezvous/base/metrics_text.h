@@ -26,6 +26,8 @@ struct DurationSum {
   friend bool operator==(const DurationSum&, const DurationSum&) = default;
 };
 
+[[nodiscard]] bool is_utf8(std::string_view text);
+
 class MetricsText {
  public:
   using Label = std::pair<std::string_view, std::string_view>;

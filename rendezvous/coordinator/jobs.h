@@ -71,6 +71,7 @@ class EndedJobs {
     order_.push_back(name);
   }
 
+  [[nodiscard]] const KeyMap<Entry>& all() const { return entries_; }
   /// How the last job of this name ended, if an agent that has been running for `age` was there by then;
   /// else nullptr.
   [[nodiscard]] const Entry* outlived_by(std::string_view name, Millis age, Instant now) const {
@@ -128,6 +129,7 @@ class Jobs {
 
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
   [[nodiscard]] const KeyMap<Job>& all() const { return jobs_; }
+  [[nodiscard]] const EndedJobs& ended() const { return ended_; }
   /// The host of a connection as seen from here; empty: there is no such connection.
   [[nodiscard]] std::string address_of(ConnectionId id) const {
     const auto client = clients_.find(id);

@@ -264,9 +264,9 @@ struct Hang {
 struct Status {
   enum class Kind : std::uint8_t {
     kNode,           ///< to the first node: what the node's workers and GPUs are doing
-    kLog,            ///< to the first node: the end of a worker's log
+    kLog,            ///< to the first node: the end of a worker's log, or the node's metrics
     kRequestStatus,  ///< to all: send kNode once a second for `lease`
-    kRequestLog,     ///< to all: whoever has the rank that `payload` names sends kLog
+    kRequestLog,     ///< to all: whoever has what `payload` names, a rank or metrics, sends kLog
     kLast = kRequestLog
   };
   std::int64_t generation = 0;

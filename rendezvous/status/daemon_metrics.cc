@@ -64,7 +64,12 @@ std::string_view state_of(const membership::Node& node) {
 // Indexed by membership::Phase.
 constexpr std::array<std::string_view, 3> kPhases = {"gathering", "running", "closed"};
 
-void put_jobs(MetricsText& out, const Jobs& jobs) {
+std::string_view result_of(const membership::Cause& ending) {
+  using Kind = membership::Cause::Kind;
+  return ending.kind == Kind::kSucceeded ? "succeeded" : ending.kind == Kind::kStopped ? "stopped" : "failed";
+}
+
+void put_jobs(MetricsText& out, const Jobs& jobs, Instant now) {
   const auto each = [&](std::string_view name, std::string_view help, auto value) {
     out.family(name, MetricType::kGauge, help);
     for (const auto& [run_id, job] : jobs.all())
@@ -87,6 +92,11 @@ void put_jobs(MetricsText& out, const Jobs& jobs) {
       for (auto& [state, count] : counts) count += state == state_of(node) ? 1 : 0;
     for (const auto& [state, count] : counts) out.sample(count, {{"run_id", run_id}, {"state", state}});
   }
+  out.family("musterd_job_end_age_seconds", MetricType::kGauge,
+             "Since the last job of this name ended; of the last 1024 names.");
+  for (const auto& [run_id, end] : jobs.ended().all())
+    out.sample(std::chrono::duration<double>(now - end.at).count(),
+               {{"run_id", run_id}, {"result", result_of(end.ending)}});
 }
 
 void put_state_log(MetricsText& out, const StateLog& log) {
@@ -131,7 +141,7 @@ std::optional<StatusReply> daemon_status(const StatusRequest& request, Rendezvou
   put_store(out, store);
   put_agents(out, agents);
   put_refusals(out, store.rejections, agents.rejections);
-  put_jobs(out, jobs);
+  put_jobs(out, jobs, SteadyClock::now());
   if (state != nullptr) put_state_log(out, *state);
   put_process_metrics(out);
   return StatusReply{.type = MetricsText::kContentType, .body = out.take(), .fresh_for = kFresh};

@@ -107,7 +107,10 @@ std::string service_discovery(const Jobs& jobs, const MaySee& may_see) {
       if (!is_address(request.status_address)) continue;
       if (is_loopback(request.status_address) && !is_loopback(jobs.address_of(connection))) continue;
       out.push_back({{"targets", {request.status_address}},
-                     {"labels", {{"run_id", job->name}, {"host", request.host}}}});
+                     {"labels",
+                      {{"run_id", job->name},
+                       {"host", request.host},
+                       {"__meta_muster_node", fmt::format("{}", node->second.group_rank)}}}});
     }
   }
   return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';

@@ -16,7 +16,8 @@ namespace muster::net {
 using MaySee = std::function<bool(std::string_view run_id)>;
 
 /// A JSON array with an object for each agent that serves metrics: `targets`, one HOST:PORT, and `labels`
-/// run_id and host. Left out: an agent on another host that listens on a loopback address.
+/// run_id, host and __meta_muster_node, the rank of its node (-1: it has none). Left out: an agent on another
+/// host that listens on a loopback address.
 [[nodiscard]] std::string service_discovery(const Jobs& jobs, const MaySee& may_see);
 
 /// HTML without scripts; "{nonce}" stands where the style's nonce belongs.

@@ -276,6 +276,46 @@ def test_prometheus_reads_agents_and_daemon(muster, daemon, prometheus):
     assert [it.process.wait(60) for it in nodes] == [0, 0]
 
 
+def test_prometheus_reads_all_nodes_of_a_job_from_its_first_one(muster, daemon, prometheus):
+    d = daemon()
+    script = muster.script("work.py", WORK)
+    for node, options in enumerate((["--metrics-addr=0"], ["--metrics-addr=0"], [])):
+        with open(muster.tmp_path / f"host{node}.err", "w") as err:
+            muster.start("--nnodes=3", f"--node-rank={node}", "--nproc-per-node=1", "--rdzv-backend=muster",
+                         f"--rdzv-endpoint=127.0.0.1:{d.port}", "--rdzv-id=one", f"--local-addr=host{node}", *options, script,
+                         stdout=subprocess.DEVNULL, stderr=err)
+    nodes = [listens_at((muster.tmp_path / f"host{node}.err").read_text) for node in (0, 1)]
+    for rank, address in enumerate(nodes):
+        wait_for(lambda key=f'muster_worker_step{{rank="{rank}",local_rank="0"}}', address=address: key in metrics(address), "steps", 60)
+    assert ask(nodes[1], "/federate")[0] == 404
+    status, text = ask(nodes[0], "/federate")
+    assert status == 200
+    check_with_promtool(text)
+    target = {"http_sd_configs": [{"url": f"http://{d.address}/sd", "refresh_interval": "1s"}], "metrics_path": "/federate",
+              "scrape_timeout": "8s", "scrape_interval": "8s", "relabel_configs": [
+                  {"source_labels": ["__meta_muster_node"], "regex": "0", "action": "keep"}, {"regex": "host", "action": "labeldrop"}]}
+    server = prometheus(muster=target)
+    server.finds('count(up{job="muster",run_id="one"} == 1)', 1)
+    up = wait_for(lambda: server.query("muster_agent_up"), "a scrape", 60)
+    assert {labels["node"]: value for labels, value in up} == {"0": 1, "1": 1, "2": 0}  # which has no --metrics-addr
+    assert {labels["host"] for labels, _ in server.query("muster_agent_info")} == {"host0", "host1"}
+    steps = {labels["node"]: value for labels, value in server.query("muster_worker_step")}
+    assert steps == {"0": 140, "1": 141}
+    # One that is there and does not answer.
+    muster.started[1].send_signal(signal.SIGSTOP)
+    try:
+        text = ask(nodes[0], "/federate")[1]
+    finally:
+        muster.started[1].send_signal(signal.SIGCONT)
+    assert 'muster_agent_up{node="0"} 1' in text and 'muster_agent_up{node="1"} 0' in text
+    assert 'muster_worker_step{node="0",' in text and 'muster_worker_step{node="1",' not in text
+    for rank in range(3):
+        (muster.tmp_path / f"new{rank}").write_text("1")
+        (muster.tmp_path / f"new{rank}").rename(muster.tmp_path / f"go{rank}.0")
+    assert all(process.wait(60) for process in muster.started)
+    assert any(line.startswith('musterd_job_end_age_seconds{run_id="one",result="failed"}') for line in metrics(d.address))
+
+
 def test_a_daemon_whose_disk_is_full_says_that_it_is_not_well(daemon, tmp_path):
     d = daemon(f"--state-dir={tmp_path / 'state'}")
     assert ask(d.address, "/healthz")[0] == 200

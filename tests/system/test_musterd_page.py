@@ -90,7 +90,7 @@ def test_the_page_lists_jobs_and_links_to_theirs_and_names_stay_text(muster, dae
                               "--dump-dom", f"http://{d.address}/"], capture_output=True, text=True, timeout=120).stdout
         assert "<title>musterd: jobs</title>" in dom and dom.count("<tr>") == 3 and "<script" not in dom and "<img" not in dom
     (target,) = json.loads(get(d.address, "/sd")[2])
-    assert target == {"targets": [job_address], "labels": {"run_id": HOSTILE, "host": "host0"}}
+    assert target == {"targets": [job_address], "labels": {"run_id": HOSTILE, "host": "host0", "__meta_muster_node": "0"}}
     process.terminate()
     process.wait(60)
 

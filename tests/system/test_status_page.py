@@ -194,7 +194,7 @@ def test_with_a_secret_the_page_needs_the_token_and_other_names_are_refused(must
         code, headers, text = headers_of(address, path)
         assert (code, headers["Set-Cookie"]) == (401, None), path
         assert "job-1" not in text
-    for path in ("/healthz", "/metrics"):
+    for path in ("/healthz", "/metrics", "/federate"):
         assert headers_of(address, path)[0] == 200
     assert headers_of(address, "/api/status", Authorization=f"Bearer {token}")[0] == 200
     assert headers_of(address, "/api/status", Authorization=f"Bearer {token[:-1]}0{token[-1]}")[0] == 401
