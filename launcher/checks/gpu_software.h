@@ -3,8 +3,7 @@
 // each other. Reading and judging are apart. Judging is pure. Reading may block, and it calls functions of
 // libraries that may be broken: it belongs into preflight's helper process. No interpreter is started: pip
 // packages tell their version by their name, PyTorch by torch/version.py, others are asked. What cannot be
-// read is unknown, never an error. Sources: ld.so(8), Python's module site, NVIDIA's CUDA Compatibility
-// guide.
+// read is unknown, never an error. Sources: ld.so(8), Python's module site, CUDA Compatibility guide.
 #pragma once
 
 #include <string>
