@@ -135,7 +135,7 @@ std::string check_node(const Options& options, const Job& job, const Environment
   }
   for (const Finding& finding : findings)
     std::fprintf(stderr, "muster: preflight of %s: %s%s\n", job.host.c_str(),
-                 finding.error ? "" : "warning: ", finding.text.c_str());
+                 finding.error || finding.note ? "" : "warning: ", finding.text.c_str());
   std::string out = errors_text(findings);
   if (!out.empty())
     std::fprintf(stderr, "muster: %s is unhealthy and does not take part\n", job.host.c_str());

@@ -139,9 +139,12 @@ void read_gpus(const PreflightJob& job, Readings& out) {
     out.driver_error = nvml.error().message;
     return;
   }
+  out.software.driver = nvml->driver_version();
+  out.software.driver_cuda = nvml->cuda_version();
+  const std::vector<Gpu> gpus = find_gpus(job.gpu_paths);
+  if (!gpus.empty()) out.mapping = mapping_text(gpus, job.visible_devices, job.workers, job.one_gpu_each);
   std::vector<int> chosen = job.gpus.value_or(std::vector<int>());
   if (!job.gpus) {
-    const std::vector<Gpu> gpus = find_gpus(job.gpu_paths);
     for (const Device& device : visible_devices(gpus, job.visible_devices))
       chosen.push_back(gpus[device.gpu].index);
   }
@@ -179,8 +182,8 @@ bool clock_synchronised() {
 }
 
 // What a check process writes: one line per event, its first character tells which. muster-preflight does the
-// same (worker_runtime/preflight/main.cc).
-constexpr char kStep = '>', kError = '!', kWarning = '?', kSpeeds = '=', kDone = '.';
+// same (worker_runtime/preflight/main.cc). To hang or to die after kDone makes no node unhealthy.
+constexpr char kStep = '>', kError = '!', kWarning = '?', kNote = '#', kSpeeds = '=', kDone = '.';
 
 /// Reads until the process closes its end, `timeout` at most. A process that does not end in time is left to
 /// HelperProcess, whose destructor sends SIGKILL and does not wait for one that hangs in the kernel.
@@ -194,13 +197,14 @@ DeviceReport read_check(const HelperProcess& process, std::chrono::milliseconds 
     const char kind = line.empty() ? '\0' : line.front();
     if (kind == kStep)
       step = text;
-    else if (kind == kError || kind == kWarning)
-      findings.all.push_back({kind == kError, text});
+    else if (kind == kError || kind == kWarning || kind == kNote)
+      findings.all.push_back({kind == kError, text, kind == kNote});
     else if (kind == kSpeeds)
       speeds = text;
-    else if (kind == kDone)
+    else if (kind == kDone) {
       done = true;
-    else
+      step.clear();
+    } else
       findings.error("unexpected output of the check: {}", one_line(line.substr(0, 80)));
   };
   LineSplitter lines;
@@ -208,14 +212,15 @@ DeviceReport read_check(const HelperProcess& process, std::chrono::milliseconds 
     pollfd wait{process.channel(), POLLIN, 0};
     const auto left = static_cast<int>(time_left(deadline, SteadyClock::now()).count());
     if (retry_eintr([&] { return ::poll(&wait, 1, left); }) <= 0) {
-      findings.error("the check of {} took more than {} s; a driver or a disk does not answer", step,
-                     static_cast<double>(timeout.count()) / 1000);
+      findings.all.push_back(
+          {!done, fmt::format("the check of {} took more than {} s; a driver or a disk does not answer", step,
+                              static_cast<double>(timeout.count()) / 1000)});
       break;
     }
     char block[4096];
     const ssize_t n = retry_eintr([&] { return ::read(process.channel(), block, sizeof block); });
     if (n <= 0) {
-      if (!done) findings.error("the check of {} died", step);
+      if (!done || !step.empty()) findings.all.push_back({!done, fmt::format("the check of {} died", step)});
       break;
     }
     lines.feed({block, static_cast<std::size_t>(n)}, on_line);
@@ -226,12 +231,20 @@ DeviceReport read_check(const HelperProcess& process, std::chrono::milliseconds 
 /// In the helper process.
 void write_findings(const PreflightJob& job, int out) {
   const auto write = [&](char kind, std::string_view text) {
-    (void)write_all(out, fmt::format("{}{}\n", kind, text));
+    (void)write_all(out, fmt::format("{}{}\n", kind, one_line(text)));
   };
-  const Readings readings = take_readings(job, [&](std::string_view step) { write(kStep, step); });
+  Readings readings = take_readings(job, [&](std::string_view step) { write(kStep, step); });
   for (const Finding& finding : judge(readings, job.share_gpus))
-    write(finding.error ? kError : kWarning, finding.text);
+    write(finding.error ? kError : finding.note ? kNote : kWarning, finding.text);
   write(kDone, "");
+  // Behind the end: programs may be on a file system that hangs, and libraries may be broken.
+  GpuSoftware& software = readings.software;
+  if (software.driver.empty() || software.driver_cuda == 0) return;
+  write(kStep, "the versions of CUDA, NCCL and cuDNN");
+  find_libraries(job.program, job.environment, software);
+  for (const std::string& text : judge_software(software)) write(kWarning, text);
+  write(kNote, software_text(software));
+  write(kStep, "");
 }
 
 constexpr int kMostProcesses = 16;  // more would only wait for each other
@@ -278,6 +291,7 @@ std::vector<Finding> judge(const Readings& readings, bool share_gpus) {
         "buffers");
   if (!readings.clock_synchronised)
     out.warn("the clock is not synchronised (no NTP): times in the logs of nodes will differ");
+  if (!readings.mapping.empty()) out.all.push_back({false, readings.mapping, true});
   return std::move(out.all);
 }
 
@@ -295,6 +309,9 @@ PreflightJob plan_preflight(const Job& job, bool share_gpus, const Environment& 
   out.gpu_paths = gpu_paths(environment);
   out.workers = job.local_world_size;
   out.share_gpus = share_gpus;
+  out.one_gpu_each = job.virtual_local_rank;
+  out.program = job.command.path;
+  out.environment = environment;
   if (!job.placement.empty()) {
     out.gpus.emplace();
     for (const RankPlacement& rank : job.placement)

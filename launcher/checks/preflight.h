@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launcher/checks/gpu_software.h"
 #include "launcher/hardware/gpus.h"
 #include "launcher/hardware/nvml.h"
 #include "launcher/hardware/topology.h"
@@ -43,6 +44,8 @@ struct DiskReading {
 struct Readings {
   std::string driver_error;  // empty: it answers, or there is none
   std::vector<Nvml::GpuHealth> gpus;
+  GpuSoftware software;            // the driver's versions only
+  std::string mapping;             // of CUDA_VISIBLE_DEVICES; empty: no GPU, or not known
   std::vector<PortReading> ports;  // InfiniBand's and RoCE's
   std::vector<DiskReading> disks;
   std::uint64_t descriptors = 0;         // that this process may raise its limit to
@@ -54,6 +57,7 @@ struct Readings {
 struct Finding {
   bool error = false;  // else a warning
   std::string text;
+  bool note = false;  // nothing is wrong: what is there
 
   friend bool operator==(const Finding&, const Finding&) = default;
 };
@@ -70,7 +74,10 @@ struct PreflightJob {
   std::optional<std::vector<int>> gpus;        // physical ones of the job; nothing: those that are visible
   std::optional<std::string> visible_devices;  // CUDA_VISIBLE_DEVICES, as the workers get it
   std::vector<DiskReading> disks;              // path, or what is to be made, and use
+  std::string program;                         // of a worker
+  Environment environment;
   int workers = 1;
+  bool one_gpu_each = false;  // --virtual-local-rank
   bool share_gpus = false;
 };
 

@@ -176,6 +176,42 @@ std::string device_shortage(std::span<const Gpu> gpus, std::optional<std::string
   return fmt::format("{} for {}{}", counted(workers, "worker"), counted(there, "GPU"), place);
 }
 
+std::string mapping_text(std::span<const Gpu> gpus, std::optional<std::string_view> variable, int workers,
+                         bool one_each) {
+  std::vector<Device> devices = visible_devices(gpus, variable);
+  const std::vector<std::string_view> entries = entries_of(variable.value_or(""));
+  const bool listed = !entries[0].empty();
+  const bool known = walk(gpus, variable, true).size() == devices.size();
+  // With one_each CUDA never gets the whole list, and what it would ignore does not matter.
+  if (!known || (one_each && listed && devices.size() < entries.size())) return {};
+  std::string out = variable ? fmt::format("CUDA_VISIBLE_DEVICES={}: ", *variable)
+                             : std::string("CUDA_VISIBLE_DEVICES is not set: ");
+  std::string more;
+  if (listed && devices.empty() && find_device(gpus, entries[0]))
+    more = "; a GPU is named twice, and CUDA shows none then";
+  else if (listed && devices.size() < entries.size())
+    more = fmt::format("; CUDA ignores '{}', which names no GPU of this node, and what follows it",
+                       entries[devices.size()]);
+  if (devices.empty()) return out + "the workers see no GPU" + more;
+  if (!one_each && devices.size() > 1 && devices[0].entry.starts_with("MIG-")) {
+    devices.resize(1);
+    more = "; CUDA shows the first MIG slice only, --virtual-local-rank gives each worker its own";
+  }
+  const auto all = static_cast<std::size_t>(workers), users = one_each ? all : std::min(all, devices.size());
+  std::string ranks, names;
+  for (std::size_t rank = 0; rank < users; ++rank) {
+    const Device& device = devices[rank % devices.size()];
+    const bool slice = device.entry.starts_with("MIG-");
+    ranks += fmt::format("{}{}", rank == 0 ? "" : ",", rank);
+    names += fmt::format("{}{}{}", rank == 0 ? "" : ",", gpus[device.gpu].index,
+                         slice ? fmt::format(" ({})", device.entry) : "");
+  }
+  out +=
+      fmt::format("local rank {} uses nvidia-smi's GPU {} as cuda:{}", ranks, names, one_each ? "0" : ranks);
+  if (users < all) out += fmt::format("; local ranks from {} on have no GPU of their own", users);
+  return out + more;
+}
+
 bool may_be_short(std::optional<std::string_view> variable, int listed, int workers) {
   if (!variable) return listed < workers;
   const auto entries = entries_of(*variable);

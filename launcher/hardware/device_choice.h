@@ -45,6 +45,12 @@ struct Device {
 [[nodiscard]] std::string device_shortage(std::span<const Gpu> gpus, std::optional<std::string_view> variable,
                                           int workers);
 
+/// What the variable means for the local ranks, on one line, as "CUDA_VISIBLE_DEVICES=2,3: local rank 0,1
+/// uses nvidia-smi's GPU 2,3 as cuda:0,1", with what CUDA ignores of it. `one_each`: --virtual-local-rank.
+/// Empty: the GPUs are not known well enough. Holds for CUDA_DEVICE_ORDER=PCI_BUS_ID, the workers' default.
+[[nodiscard]] std::string mapping_text(std::span<const Gpu> gpus, std::optional<std::string_view> variable,
+                                       int workers, bool one_each);
+
 /// Whether it is worth while to ask the driver: the list is too short or names one twice, or where there is
 /// none, `listed` GPUs are too few.
 [[nodiscard]] bool may_be_short(std::optional<std::string_view> variable, int listed, int workers);

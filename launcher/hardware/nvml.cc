@@ -238,6 +238,17 @@ Nvml::Figures Nvml::figures(Device device) const {
   return out;
 }
 
+std::string Nvml::driver_version() const {
+  std::array<char, 80> out{};  // NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
+  (void)call("nvmlSystemGetDriverVersion", out.data(), static_cast<unsigned>(out.size()));
+  return out.data();
+}
+
+int Nvml::cuda_version() const {
+  int out = 0;
+  return call("nvmlSystemGetCudaDriverVersion_v2", &out) == kSuccess ? out : 0;
+}
+
 Nvml::EventSet Nvml::watch_xids(const std::vector<Device>& devices) const {
   EventSet out = nullptr;
   if (call("nvmlEventSetCreate", &out) != kSuccess) return nullptr;

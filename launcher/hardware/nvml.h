@@ -97,6 +97,11 @@ class Nvml {
   [[nodiscard]] GpuHealth read(int index) const;
   [[nodiscard]] Figures figures(Device device) const;
 
+  /// "580.65.06"; empty: unknown.
+  [[nodiscard]] std::string driver_version() const;
+  /// The newest CUDA that the driver runs, as CUDA writes it: 13000 for 13.0; 0: unknown.
+  [[nodiscard]] int cuda_version() const;
+
   /// Xid events of those devices (nullptr: none there) that have them; nullptr: none has.
   [[nodiscard]] EventSet watch_xids(const std::vector<Device>& devices) const;
   /// Blocks, and cannot be woken but by an event.

@@ -7,7 +7,8 @@
 // memory) clock=1980/2619 (MHz of SM, of memory) corrected_ecc=2. None of these figures was measured on a
 // GPU. The first line of a file with ".hang" behind the name is an entry that never returns from then on.
 // The PIDs are read again whenever they are asked for, and that is told by a file with ".asked" behind the
-// name. A line "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N. A file with
+// name. A line "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N;
+// "driver=580.65.06/13000" is the driver's version and its CUDA, which it else does not tell. A file with
 // ".xid" behind the name, put there whole, is a list of events, "UUID NUMBER [GPU-INSTANCE]" a line; once
 // all were delivered and the next is waited for it is called ".xid.told". Tests load the library by its path,
 // the launcher through MUSTER_NVML_LIBRARY.
@@ -56,6 +57,7 @@ bool delivered = false;
 
 std::vector<FakeGpu> gpus;
 int init_result = 0;
+std::string driver;  // empty: it does not tell
 
 int put(const std::string& text, char* out, unsigned size) {
   std::snprintf(out, size, "%s", text.c_str());
@@ -83,12 +85,17 @@ FakeGpu* of(void* device) {
 FAKE int nvmlInit_v2() {
   gpus.clear();
   init_result = 0;
+  driver.clear();
   const char* path = std::getenv("FAKE_NVML");
   std::ifstream file(path != nullptr ? path : "/nonexistent");
   std::string line;
   while (std::getline(file, line)) {
     if (line.rfind("init=", 0) == 0) {
       init_result = std::atoi(line.c_str() + 5);
+      continue;
+    }
+    if (line.rfind("driver=", 0) == 0) {
+      driver = line.substr(7);
       continue;
     }
     FakeGpu& gpu = gpus.emplace_back();
@@ -110,6 +117,14 @@ FAKE int nvmlShutdown() {
 }
 FAKE const char* nvmlErrorString(int /*result*/) {
   return "Driver/library version mismatch";
+}
+FAKE int nvmlSystemGetDriverVersion(char* out, unsigned size) {
+  return driver.empty() ? 3 : put(driver.substr(0, driver.find('/')), out, size);
+}
+FAKE int nvmlSystemGetCudaDriverVersion_v2(int* out) {
+  if (driver.empty()) return 3;
+  *out = std::stoi(driver.substr(driver.find('/') + 1));
+  return 0;
 }
 FAKE int nvmlDeviceGetCount_v2(unsigned* out) {
   *out = static_cast<unsigned>(gpus.size());

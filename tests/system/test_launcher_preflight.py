@@ -49,6 +49,24 @@ def hung_disk(tmp_path):
         libc.umount2(os.fsencode(path), 2)
 
 
+def with_gpus(tmp_path, driver="580.159.04/13000", **variables):
+    """The environment of a node with two GPUs and the driver of an H200."""
+    gpus = tmp_path / "gpus_of_versions"
+    gpus.write_text(f"driver={driver}\nGPU-1000 0000:17:00.0 0 0 0 -\nGPU-2000 0000:18:00.0 0 0 0 -\n")
+    return clean_environment(MUSTER_NVML_LIBRARY=BIN / "libfake_nvml.so", FAKE_NVML=gpus, **variables)
+
+
+def python_in(prefix, site_packages):
+    """An interpreter with those packages."""
+    real = os.path.realpath("/usr/bin/python3")
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/python3").symlink_to(real)
+    library = prefix / "lib" / os.path.basename(real)
+    library.mkdir(parents=True)
+    (library / "site-packages").symlink_to(site_packages)
+    return prefix / "bin/python3"
+
+
 def descriptors(pid):
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -64,18 +82,72 @@ def test_a_driver_and_a_file_system_that_hang_make_their_node_unhealthy_in_time(
     # Beside each other: each takes the 10 s that it has.
     started = [muster.start(CHECK, "--nproc-per-node=1", "echo", "ran", env=wedged),
                muster.start(CHECK, "--nproc-per-node=gpu", "echo", "ran", env=wedged),
-               muster.start(CHECK, "--nproc-per-node=1", f"--log-dir={hung_disk}/logs", "echo", "ran")]
+               muster.start(CHECK, "--nproc-per-node=1", f"--log-dir={hung_disk}/logs", "echo", "ran"),
+               muster.start(CHECK, "--nproc-per-node=1", "--no-python", python_in(tmp_path / "env", hung_disk), "-ISc", "print('ran')",
+                            env=with_gpus(tmp_path))]
     # A check that hangs in the kernel holds nothing of its launcher's that somebody waits for.
     child = child_named(started[2].pid, "job-preflight")
     ours = {os.readlink(f"/proc/{started[2].pid}/fd/{fd}") for fd in (1, 2)}
     assert wait_for(lambda: not ours & set(descriptors(child)), "the check to let go of its launcher's descriptors")
     assert os.getsid(child) == child
-    (out, err), (_, planless), (far_out, far_err) = [process.communicate(timeout=60) for process in started]
-    assert [process.returncode for process in started] == [74, 74, 74], (err, planless, far_err)
+    (out, err), (_, planless), (far_out, far_err), (ran, told) = [process.communicate(timeout=60) for process in started]
+    assert [process.returncode for process in started] == [74, 74, 74, 0], (err, planless, far_err, told)
     assert (out, far_out) == ("", "")
     verdict = r"preflight\S* .*the GPU driver \(NVML\) does not answer within 10 s"
     assert re.search(verdict, err) and re.search(verdict, planless), (err, planless)
     assert re.search(f"preflight of .*: the check of {hung_disk}/logs took more than 10 s; a driver or a disk does not answer", far_err)
+    # Where only the versions cannot be read the node is fit, and the job runs.
+    assert ran == "ran\n"
+    assert re.search("preflight of .*: warning: the check of the versions of CUDA, NCCL and cuDNN took more than 10 s", told), told
+
+
+def test_the_versions_that_the_workers_get_and_their_gpus_are_told(muster, tmp_path):
+    site = tmp_path / "site"
+    for file in ("nvidia/cu13/lib/libcudart.so.13", "nvidia_cuda_runtime-13.0.96.dist-info/METADATA", "nvidia/nccl/lib/libnccl.so.2",
+                 "nvidia_nccl_cu13-2.28.9.dist-info/METADATA", "nvidia/cudnn/lib/libcudnn.so.9",
+                 "nvidia_cudnn_cu13-9.19.0.56.dist-info/METADATA", "torch/version.py"):
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).touch()
+    (site / "torch/version.py").write_text("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n")
+    python = python_in(tmp_path / "env", site)
+    script = write(tmp_path, "train.py", "import os\nos.write(1, b'ran\\n')\n")
+    env = with_gpus(tmp_path, CUDA_VISIBLE_DEVICES="1,0", PYTHON_EXEC=python)
+    result = muster.run(CHECK, "--nproc-per-node=2", script, env=env)
+    assert (result.returncode, result.stdout.split()) == (0, ["ran"] * 2), result.stderr
+    lib = f"{tmp_path}/env/lib/{os.path.basename(os.path.realpath(python))}/site-packages/nvidia"
+    for text in (f"driver 580.159.04 (CUDA up to 13.0), CUDA runtime 13.0.96 ({lib}/cu13/lib/libcudart.so.13), NCCL 2.28.9 "
+                 f"({lib}/nccl/lib/libnccl.so.2), cuDNN 9.19.0.56 ({lib}/cudnn/lib/libcudnn.so.9), PyTorch 2.11.0+cu130 (for CUDA 13.0)",
+                 "CUDA_VISIBLE_DEVICES=1,0: local rank 0,1 uses nvidia-smi's GPU 1,0 as cuda:0,1"):
+        assert re.search(rf"^muster: preflight of \S+: {re.escape(text)}$", result.stderr, re.M), result.stderr
+    # What does not fit is a warning, and the job runs.
+    result = muster.run(CHECK, "--nproc-per-node=1", script, env={**env, **with_gpus(tmp_path, driver="570.86.15/12080", PYTHON_EXEC=python)})
+    assert (result.returncode, result.stdout) == (0, "ran\n"), result.stderr
+    assert re.search(r"preflight of \S+: warning: PyTorch is for CUDA 13, but driver 570\.86\.15 runs CUDA 12 at most", result.stderr)
+
+
+def with_nccl(tmp_path, body):
+    """The environment of workers whose loader finds that NCCL."""
+    (tmp_path / "nccl.c").write_text("#include <stdlib.h>\nint ncclGetVersion(int* out) { %s }\n" % body)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libnccl.so.2", tmp_path / "nccl.c"], check=True)
+    return with_gpus(tmp_path, LD_LIBRARY_PATH=tmp_path)
+
+
+def test_of_libraries_that_no_package_brought_the_version_is_the_one_that_they_tell(muster, tmp_path):
+    conda = python_in(tmp_path / "conda", tmp_path / "none")
+    with_nccl(tmp_path, "*out = 2804; return 0;")
+    (tmp_path / "libnccl.so.2").rename(tmp_path / "conda/lib/libnccl.so.2")
+    env = with_nccl(tmp_path, "*out = 22803; return 0;")
+    for program, library in (("echo", f"2.28.3 ({tmp_path}/libnccl.so.2)"), (conda, f"2.8.4 ({tmp_path}/conda/lib/libnccl.so.2)")):
+        result = muster.run(CHECK, "--nproc-per-node=1", "--no-python", program, "-c", "'ran'", env=env)
+        assert result.returncode == 0, result.stderr
+        assert f", NCCL {library}, cuDNN " in result.stderr
+        assert "PyTorch" not in result.stderr
+
+
+def test_a_library_that_crashes_when_it_is_asked_for_its_version_is_a_warning(muster, tmp_path):
+    result = muster.run(CHECK, "--nproc-per-node=1", "echo", "ran", env=with_nccl(tmp_path, "abort();"))
+    assert (result.returncode, result.stdout) == (0, "ran\n"), result.stderr
+    assert re.search(r"preflight of \S+: warning: the check of the versions of CUDA, NCCL and cuDNN died", result.stderr)
 
 
 def test_links_clocks_and_ports_below_their_best_are_named(muster, tmp_path):

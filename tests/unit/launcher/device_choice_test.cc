@@ -144,3 +144,61 @@ TEST_CASE("UUIDs that nobody could read are counted as the driver would, and not
   REQUIRE(visible_devices(unread, "GPU-x").empty());
   REQUIRE_FALSE(chosen_devices(unread, "GPU-x", std::nullopt, false));
 }
+
+TEST_CASE("what CUDA_VISIBLE_DEVICES means for the local ranks is one line") {
+  const auto mapping = [](std::optional<std::string_view> variable, int workers, bool one_each = false) {
+    return mapping_text(node(), variable, workers, one_each);
+  };
+  REQUIRE(
+      mapping({}, 4) ==
+      "CUDA_VISIBLE_DEVICES is not set: local rank 0,1,2,3 uses nvidia-smi's GPU 0,1,2,3 as cuda:0,1,2,3");
+  REQUIRE(mapping("2,3", 2) ==
+          "CUDA_VISIBLE_DEVICES=2,3: local rank 0,1 uses nvidia-smi's GPU 2,3 as cuda:0,1");
+  REQUIRE(mapping("GPU-cccc, 0", 2) ==
+          "CUDA_VISIBLE_DEVICES=GPU-cccc, 0: local rank 0,1 uses nvidia-smi's GPU 2,0 as cuda:0,1");
+  REQUIRE(mapping("3,1,0", 1) ==
+          "CUDA_VISIBLE_DEVICES=3,1,0: local rank 0 uses nvidia-smi's GPU 3 as cuda:0");
+
+  SECTION("with what CUDA ignores of it") {
+    REQUIRE(
+        mapping("1,7,0", 1) ==
+        "CUDA_VISIBLE_DEVICES=1,7,0: local rank 0 uses nvidia-smi's GPU 1 as cuda:0; CUDA ignores '7', which "
+        "names no GPU of this node, and what follows it");
+    REQUIRE(mapping("-1", 1) ==
+            "CUDA_VISIBLE_DEVICES=-1: the workers see no GPU; CUDA ignores '-1', which names no GPU of this "
+            "node, and what follows it");
+    REQUIRE(mapping("1,GPU-ab11", 1) ==
+            "CUDA_VISIBLE_DEVICES=1,GPU-ab11: the workers see no GPU; a GPU is named twice, and CUDA shows "
+            "none then");
+    REQUIRE(mapping("", 1) == "CUDA_VISIBLE_DEVICES=: the workers see no GPU");
+  }
+  SECTION("with the workers for which there is none") {
+    REQUIRE(
+        mapping("2,3", 4) ==
+        "CUDA_VISIBLE_DEVICES=2,3: local rank 0,1 uses nvidia-smi's GPU 2,3 as cuda:0,1; local ranks from 2 "
+        "on have no GPU of their own");
+    REQUIRE_THAT(mapping({}, 5), Catch::EndsWith("; local ranks from 4 on have no GPU of their own"));
+  }
+  SECTION("with --virtual-local-rank") {
+    REQUIRE(mapping("2,3", 2, true) ==
+            "CUDA_VISIBLE_DEVICES=2,3: local rank 0,1 uses nvidia-smi's GPU 2,3 as cuda:0");
+    // With --oversubscribe: it is refused otherwise.
+    REQUIRE(mapping("2,3", 4, true) ==
+            "CUDA_VISIBLE_DEVICES=2,3: local rank 0,1,2,3 uses nvidia-smi's GPU 2,3,2,3 as cuda:0");
+    REQUIRE(mapping("2,7", 1, true).empty());  // CUDA never gets the list
+  }
+  SECTION("with MIG slices, of which CUDA shows one") {
+    REQUIRE(mapping("MIG-2,MIG-1", 2) ==
+            "CUDA_VISIBLE_DEVICES=MIG-2,MIG-1: local rank 0 uses nvidia-smi's GPU 3 (MIG-2) as cuda:0; local "
+            "ranks from 1 on have no GPU of their own; CUDA shows the first MIG slice only, "
+            "--virtual-local-rank gives each worker its own");
+    REQUIRE(mapping("MIG-2,MIG-1", 2, true) ==
+            "CUDA_VISIBLE_DEVICES=MIG-2,MIG-1: local rank 0,1 uses nvidia-smi's GPU 3 (MIG-2),3 (MIG-1) as "
+            "cuda:0");
+  }
+  SECTION("and nothing where the driver did not tell the names that it uses") {
+    REQUIRE(mapping_text(std::vector<Gpu>(1), "GPU-x", 1, false).empty());
+    REQUIRE(mapping_text(std::vector<Gpu>(1), "0", 1, false) ==
+            "CUDA_VISIBLE_DEVICES=0: local rank 0 uses nvidia-smi's GPU 0 as cuda:0");
+  }
+}

@@ -246,6 +246,34 @@ TEST_CASE("the GPUs of the job are read, in a child that reports over a pipe") {
   ::unsetenv("FAKE_NVML");
 }
 
+TEST_CASE(
+    "what the driver, its libraries and CUDA_VISIBLE_DEVICES are is told, and makes no node unhealthy") {
+  const test::TemporaryDirectory directory;
+  const std::string gpus = directory.path() + "/gpus";
+  const auto told = [&](const std::string& driver, const std::string& visible) {
+    std::ofstream(gpus) << driver << "GPU-1 0000:17:00.0 0 0 0 -\nGPU-2 0000:18:00.0 0 0 0 -\n";
+    ::setenv("FAKE_NVML", gpus.c_str(), 1);
+    PreflightJob job;
+    job.gpu_paths.library = FAKE_NVML_LIBRARY;
+    job.visible_devices = visible;
+    std::string out;
+    for (const Finding& one : run_preflight(job, std::chrono::seconds(60))) {
+      REQUIRE_FALSE(one.error);
+      out += (one.note ? "note " : "warning ") + one.text + "\n";
+    }
+    ::unsetenv("FAKE_NVML");
+    return out;
+  };
+  const std::string all = told("driver=580.159.04/13000\n", "1");
+  REQUIRE_THAT(all, Catch::Contains("note driver 580.159.04 (CUDA up to 13.0), CUDA runtime "));
+  REQUIRE_THAT(all, Catch::Contains("note CUDA_VISIBLE_DEVICES=1: local rank 0 uses nvidia-smi's GPU 1"));
+  // The variable may come from a file with a newline at its end.
+  const std::string broken = told("", "1,\n!x");
+  REQUIRE_THAT(broken,
+               Catch::Contains("note CUDA_VISIBLE_DEVICES=1, !x: local rank 0 uses nvidia-smi's GPU 1"));
+  REQUIRE_THAT(broken, !Catch::Contains("note driver"));
+}
+
 TEST_CASE("a driver that does not answer makes the node unhealthy within the deadline") {
   const test::HangingDriver hanging;
   PreflightJob job;
