@@ -81,11 +81,12 @@ class Agent {
   }
 
   void wait_for_signal() {
-    signals_->async_wait([this](boost::system::error_code error, int signal) {
+    // The loop runs on after the agent, for those who watch the page, and a child's end may be queued.
+    signals_->async_wait(lifetime_.guard([this](boost::system::error_code error, int signal) {
       if (error) return;
       on_unix_signal(signal);
       wait_for_signal();
-    });
+    }));
   }
 
   void on_unix_signal(int signal) {
@@ -291,6 +292,7 @@ class Agent {
   std::optional<Restart> restart_;    // from the last attempt to the next one
   bool output_kept_ = false;          // workers have written to files in a temporary directory
   bool no_progress_logged_ = false;
+  Lifetime lifetime_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import threading
+import urllib.request
 
 import pytest
 
@@ -71,9 +72,9 @@ def all_report(address):
 class Job:
     """Agents on this machine, each with --metrics-addr=0."""
 
-    def __init__(self, muster, *options, nodes=1, workers=4, env=None):
+    def __init__(self, muster, *options, nodes=1, workers=4, env=None, script=None):
         self.muster, self.folder = muster, muster.tmp_path
-        script = muster.script("work.py", WORK)
+        script = script or muster.script("work.py", WORK)
         port = free_port()
         self.errors, self.processes = [], []
         for node in range(nodes):
@@ -159,6 +160,21 @@ def unchanged(read, seconds):
     except AssertionError:
         return True
     return False
+
+
+def test_an_agent_that_is_watched_ends_in_order_when_many_of_its_workers_end_at_once(muster):
+    # SIGCHLD comes until the last moment, and the loop runs on after the agent for the stream's sake.
+    script = muster.script("many.sh", "#!/bin/sh\n[ $RANK = 0 ] || exec sleep 1000\nwhile [ ! -e go ]; do sleep 0.02; done; exit 3\n")
+    script.chmod(0o700)
+    for _ in range(30):
+        job = Job(muster, "--no-python", workers=24, script=script)
+        with urllib.request.urlopen(f"{job.page}api/events", timeout=60) as stream:
+            assert stream.readline().startswith(b"data: {")
+            job.touch("go")
+            rest = stream.read()
+        assert job.ends() == [3]
+        assert rest.endswith(b"event: end\ndata: \n\n"), rest[-200:]
+        (muster.tmp_path / "go").unlink()
 
 
 def test_a_stream_of_a_job_in_which_nothing_happens_is_silent(muster):
