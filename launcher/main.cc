@@ -334,7 +334,8 @@ class Launch {
         page->add_metrics([&](MetricsText& text) {
           put_gpu_metrics(text, *gpu_watch_, *job_, environment_, telemetry.status().assignment);
         });
-        page->set_gpu_readings([&] { return gpu_readings(*gpu_watch_); });
+        page->set_gpu_readings(
+            [&] { return gpu_readings(*gpu_watch_, *job_, environment_, telemetry.status().assignment); });
       }
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
                           telemetry, exchange, descriptor_limit, log_writer.get(),

@@ -113,10 +113,13 @@ RankRow row_of(const Json& ranks, std::size_t i, const Nodes& nodes) {
     }
     double value = number(at(column.name));
     if (name == "gpu") {
+      const auto uses = [&](const Json& gpu) {
+        const auto& users = items(field(gpu, "ranks"));
+        return std::ranges::find(users, at("rank")) != users.end();
+      };
       const auto& gpus = items(field(node, "gpus"));
-      const double local = number(at("local_rank"));
-      if (local >= 0 && local < static_cast<double>(gpus.size()))
-        value = number(field(gpus[static_cast<std::size_t>(local)], "util_percent"));
+      if (const auto its = std::ranges::find_if(gpus, uses); its != gpus.end())
+        value = number(field(*its, "util_percent"));
     }
     std::string shown = column.shown(value);
     if (const double all = number(at("steps")); name == "step" && !std::isnan(value) && all > 0)
@@ -134,10 +137,13 @@ void add_gpus(const Json& node, std::vector<std::vector<std::string>>& rows) {
       const std::string shown = plain(value(name));
       return shown == "-" ? shown : shown + text;
     };
-    rows.push_back({text(field(node, "host"), kMaxCell), plain(value("gpu")), percent(value("util_percent")),
-                    bytes(value("memory_used_bytes")), bytes(value("memory_total_bytes")),
-                    unit("power_w", " W"), unit("temperature_c", " C"), unit("sm_clock_mhz", " MHz"),
-                    plain(value("xid")), text(field(gpu, "name"), kMaxCell)});
+    std::vector<std::string> ranks;
+    for (const Json& rank : items(field(gpu, "ranks"))) ranks.push_back(plain(number(rank)));
+    rows.push_back({text(field(node, "host"), kMaxCell), plain(value("gpu")),
+                    ranks.empty() ? "-" : fmt::format("{}", fmt::join(ranks, ",")),
+                    percent(value("util_percent")), bytes(value("memory_used_bytes")),
+                    bytes(value("memory_total_bytes")), unit("power_w", " W"), unit("temperature_c", " C"),
+                    unit("sm_clock_mhz", " MHz"), plain(value("xid")), text(field(gpu, "name"), kMaxCell)});
   }
 }
 
@@ -265,7 +271,7 @@ Result<JobView> parse_job_view(std::string_view document) {
   Nodes nodes;
   std::vector<std::string> silent;
   std::vector<std::vector<std::string>> gpus = {
-      {"HOST", "GPU", "UTIL", "MEMORY", "OF", "POWER", "TEMP", "CLOCK", "XID", "NAME"}};
+      {"HOST", "GPU", "RANK", "UTIL", "MEMORY", "OF", "POWER", "TEMP", "CLOCK", "XID", "NAME"}};
   for (const Json& node : items(field(json, "nodes"))) {
     if (const double at = number(field(node, "node")); !std::isnan(at)) nodes[at] = &node;
     if (const double age = number(field(node, "age_s")); age > kSilent)

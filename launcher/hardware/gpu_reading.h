@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace muster::launcher {
 
@@ -17,6 +18,7 @@ struct GpuReading {
   std::optional<std::uint64_t> memory_used_bytes, memory_total_bytes;
   std::optional<double> power_w, temperature_c, sm_clock_mhz;
   std::optional<std::int32_t> xid;  // of the last fault since the agent began; nothing: there was none
+  std::vector<std::int32_t> ranks;  // that use it, if each takes the one of its LOCAL_RANK
 };
 
 }  // namespace muster::launcher

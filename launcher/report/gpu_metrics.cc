@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -115,23 +116,32 @@ std::vector<std::vector<int>> ranks_of_gpus(const Job& job, const Environment& e
   return out;
 }
 
+namespace {
+
+/// Before the nodes have met: none.
+std::vector<std::vector<int>> world_ranks_of_gpus(const Job& job, const Environment& environment,
+                                                  std::span<const Gpu> gpus,
+                                                  const std::optional<Assignment>& assignment) {
+  if (!assignment) return std::vector<std::vector<int>>(gpus.size());
+  auto out = ranks_of_gpus(job, environment, gpus);
+  for (std::vector<int>& ranks : out)
+    for (int& rank : ranks) rank += assignment->base_rank;
+  return out;
+}
+
+}  // namespace
+
 void put_gpu_metrics(MetricsText& out, GpuWatch& watch, const Job& job, const Environment& environment,
                      const std::optional<Assignment>& assignment) {
   const Instant now = SteadyClock::now();
   const auto readings = watch.figures(now);
   const auto& gpus = watch.gpus();
   if (!readings || !gpus) return;
-  std::vector<std::vector<int>> ranks(gpus->size());
-  if (assignment) {
-    ranks = ranks_of_gpus(job, environment, *gpus);
-    for (std::vector<int>& of_one : ranks)
-      for (int& rank : of_one) rank += assignment->base_rank;
-  }
-  put_gpu_metrics(out,
-                  {*gpus, readings->gpus, ranks, job.host, job.run_id, seconds_between(readings->at, now)});
+  put_gpu_metrics(out, {*gpus, readings->gpus, world_ranks_of_gpus(job, environment, *gpus, assignment),
+                        job.host, job.run_id, seconds_between(readings->at, now)});
 }
 
-GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures) {
+GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures, std::vector<int> ranks) {
   GpuReading out;
   out.index = gpu.index;
   out.uuid = gpu.uuid;
@@ -143,16 +153,19 @@ GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures) {
   out.temperature_c = known<double>(figures.temperature_c);
   out.sm_clock_mhz = known<double>(figures.sm_clock_mhz);
   if (figures.xid > 0) out.xid = static_cast<std::int32_t>(figures.xid);
+  out.ranks = std::move(ranks);
   return out;
 }
 
-std::vector<GpuReading> gpu_readings(GpuWatch& watch) {
+std::vector<GpuReading> gpu_readings(GpuWatch& watch, const Job& job, const Environment& environment,
+                                     const std::optional<Assignment>& assignment) {
   std::vector<GpuReading> out;
   const auto readings = watch.figures(SteadyClock::now());
   const auto& gpus = watch.gpus();
   if (!readings || !gpus) return out;
+  auto ranks = world_ranks_of_gpus(job, environment, *gpus, assignment);
   for (std::size_t i = 0; i < std::min(gpus->size(), readings->gpus.size()); ++i)
-    out.push_back(reading_of((*gpus)[i], readings->gpus[i]));
+    out.push_back(reading_of((*gpus)[i], readings->gpus[i], std::move(ranks[i])));
   return out;
 }
 

@@ -40,7 +40,9 @@ void put_gpu_metrics(MetricsText& out, GpuWatch& watch, const Job& job, const En
                                                           std::span<const Gpu> gpus);
 
 /// The same for the messages between nodes.
-[[nodiscard]] GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures);
-[[nodiscard]] std::vector<GpuReading> gpu_readings(GpuWatch& watch);
+[[nodiscard]] GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures, std::vector<int> ranks);
+[[nodiscard]] std::vector<GpuReading> gpu_readings(GpuWatch& watch, const Job& job,
+                                                   const Environment& environment,
+                                                   const std::optional<Assignment>& assignment);
 
 }  // namespace muster::launcher

@@ -44,7 +44,8 @@ Json json_of(const GpuReading& gpu) {
           {"power_w", rounded(gpu.power_w)},
           {"temperature_c", rounded(gpu.temperature_c)},
           {"sm_clock_mhz", rounded(gpu.sm_clock_mhz)},
-          {"xid", or_null(gpu.xid)}};
+          {"xid", or_null(gpu.xid)},
+          {"ranks", gpu.ranks}};
 }
 
 Json announced(const std::optional<Announcement>& what) {

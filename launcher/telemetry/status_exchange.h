@@ -104,7 +104,7 @@ class StatusExchange {
   std::function<std::string()> read_metrics_;
   std::vector<std::function<void(std::string)>> federating_;
   struct Gathering {
-    std::int64_t number = 0;         // of the request
+    std::int64_t number;             // of the request
     std::vector<std::string> texts;  // that came, by node
     std::set<int> missing;           // nodes that have not answered
   };

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "launcher/doctor/doctor_text.h"
 #include "launcher/hang/process_state.h"
 #include "launcher/hang/snapshot.h"
@@ -28,6 +30,8 @@
 #include "launcher/progress/progress_sample.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
+#include "launcher/telemetry/federated_metrics.h"
+#include "launcher/telemetry/node_status.h"
 #include "launcher/text/node_message.h"
 #include "launcher/text/stream_selection.h"
 #include "rendezvous/base/env.h"
@@ -220,6 +224,7 @@ void devices(const std::string& text) {
   gpus[2].slices = {"MIG-1"};
   check(launcher::visible_devices(gpus, text).size() <= 4);
   check(launcher::count_visible(gpus, text) >= 0);
+  for (const bool one_each : {false, true}) (void)launcher::mapping_text(gpus, text, 5, one_each);
 }
 
 void streams(const std::string& text) {
@@ -229,11 +234,33 @@ void streams(const std::string& text) {
   (void)map->of(0);
 }
 
-constexpr std::array kParsers{integer,       finding,       counter,     secret,        shown,
-                              host_map,      error_watch,   kernel_line, control_group, kills,
-                              failure_rules, restart_pause, snapshot,    verdict,       node_report,
-                              progress,      runtime_page,  position,    hang_rules,    py_spy,
-                              gdb,           error_file,    job_entry,   devices,       streams};
+// What another node says of its ranks is shown by the first node's page.
+void node_status(const std::string& text) {
+  auto read = launcher::from_node_message<launcher::NodeStatus>(text, "a node's status");
+  launcher::AgentStatus here;
+  launcher::Assignment& place = here.assignment.emplace();
+  place.world_size = 8;
+  place.group_world_size = 2;
+  if (!read || !launcher::makes_sense(*read, 1, place)) return;
+  launcher::NodesSeen nodes;
+  nodes[1].status = *std::move(read);
+  const launcher::Job job;
+  check(nlohmann::json::accept(launcher::job_status_json({job, here, "0.1"}, nodes)));
+}
+
+void federated(const std::string& text) {
+  const auto [first, second] = halves(text);
+  const std::string merged = launcher::federated_metrics(std::array{first, second});
+  check(is_utf8(merged));
+  for (std::size_t at = 0; at < merged.size(); at = merged.find('\n', at) + 1)
+    check(merged[at] == '#' || merged.substr(merged.find('{', at)).starts_with("{node=\""));
+}
+
+constexpr std::array kParsers{
+    integer,     finding,       counter,      secret,        shown,         host_map, error_watch,
+    kernel_line, control_group, kills,        failure_rules, restart_pause, snapshot, verdict,
+    node_report, progress,      runtime_page, position,      hang_rules,    py_spy,   gdb,
+    error_file,  job_entry,     devices,      streams,       node_status,   federated};
 
 }  // namespace
 

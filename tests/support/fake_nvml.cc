@@ -4,11 +4,12 @@
 // with what the GPU does not have unless it is named: generation=3/5 width=8/16 (PCIe, of which most),
 // state=8 throttle=0x8 links=16/18 (NVLink) remap_pending=1 retired_pending=1 no_events=1, util=97/41 (%, of
 // which memory) total=81920 (MiB) power=350500 (mW) energy=123456789 (mJ) temperature=64/71 (C, of which
-// memory) clock=1980/2619 (MHz of SM, of memory) corrected_ecc=2. None of these figures was measured on a
-// GPU. The first line of a file with ".hang" behind the name is an entry that never returns from then on.
-// The PIDs are read again whenever they are asked for, and that is told by a file with ".asked" behind the
-// name. A line "broken" is a device that cannot be opened; "init=N" makes nvmlInit fail with N;
-// "driver=580.65.06/13000" is the driver's version and its CUDA, which it else does not tell. A file with
+// memory) clock=1980/2619 (MHz of SM, of memory) corrected_ecc=2. Where a test names figures of its own
+// they are made up; recorded_gpus() of tests/system/metrics_support.py has those of an H200. The first line
+// of a file with ".hang" behind the name is an entry that never returns from then on. The PIDs are read again
+// whenever they are asked for, and that is told by a file with ".asked" behind the name. A line "broken" is a
+// device that cannot be opened; "init=N" makes nvmlInit fail with N; "driver=580.65.06/13000" is the driver's
+// version and its CUDA, which it else does not tell. A file with
 // ".xid" behind the name, put there whole, is a list of events, "UUID NUMBER [GPU-INSTANCE]" a line; once
 // all were delivered and the next is waited for it is called ".xid.told". Tests load the library by its path,
 // the launcher through MUSTER_NVML_LIBRARY.

@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from launcher_support import wait_for
+from launcher_support import BIN, ROOT, clean_environment, wait_for
 from ports import free_port
 
 
@@ -45,6 +45,20 @@ def events(path):
         assert {"time", "monotonic", "event", "run_id", "host", "restarts"} <= event.keys()
     assert [e["monotonic"] for e in out] == sorted(e["monotonic"] for e in out)
     return out
+
+
+def recorded_gpus(path, count):
+    """The environment of a node whose GPUs say what an H200 said while it trained a ResNet-50 (gpu_launch.json, of scripts/gpu_check)."""
+    results = json.loads((ROOT / "tests/bench/results/gpu_launch.json").read_text())["results"]
+    (row,) = [row for row in results if row["name"] == "figures of NVML"]
+    (gpu,) = row["page"]["nodes"][0]["gpus"]
+    said = {line.split("{")[0].removeprefix("DCGM_FI_DEV_"): float(line.rsplit(" ", 1)[1]) for line in row["metrics"]}
+    figures = {"util": "%d/%d" % (said["GPU_UTIL"], said["MEM_COPY_UTIL"]), "total": gpu["memory_total_bytes"] >> 20,
+               "power": round(1000 * said["POWER_USAGE"]), "energy": round(said["TOTAL_ENERGY_CONSUMPTION"]),
+               "temperature": "%d/%d" % (said["GPU_TEMP"], said["MEMORY_TEMP"]), "clock": "%d/%d" % (said["SM_CLOCK"], said["MEM_CLOCK"])}
+    path.write_text("".join(f"GPU-{i} 00ab:1{i}:00.0 {gpu['memory_used_bytes'] >> 20} 0 0 - "
+                            + " ".join(f"{name}={value}" for name, value in figures.items()) + "\n" for i in range(count)))
+    return clean_environment(MUSTER_NVML_LIBRARY=BIN / "libfake_nvml.so", FAKE_NVML=path)
 
 
 def listens_at(read_stderr, seconds=30):

@@ -4,8 +4,8 @@ import json
 import re
 import subprocess
 
-from launcher_support import BIN, ROOT, clean_environment, muster, wait_for  # noqa: F401
-from metrics_support import listens_at, prometheus  # noqa: F401
+from launcher_support import ROOT, muster, wait_for  # noqa: F401
+from metrics_support import listens_at, prometheus, recorded_gpus  # noqa: F401
 from test_metrics import daemon  # noqa: F401
 
 FOLDER = ROOT / "launcher/telemetry/prometheus"
@@ -37,16 +37,9 @@ def filled(query, run_id, host=".*"):
     return out
 
 
-# A fake driver's GPUs, one for each rank of a node.
-GPUS = "".join(
-    f"GPU-{i} 00ab:1{i}:00.0 2048 0 0 - util=97/41 total=81920 power=350500 energy=123456789 temperature=64/71 clock=1980/2619\n"
-    for i in range(2))
-
-
 def start_job(muster, endpoint, *options):
     """Two agents that both serve metrics, and their addresses."""
-    (muster.tmp_path / "gpus").write_text(GPUS)
-    env = clean_environment(MUSTER_NVML_LIBRARY=BIN / "libfake_nvml.so", FAKE_NVML=muster.tmp_path / "gpus")
+    env = recorded_gpus(muster.tmp_path / "gpus", 2)  # one for each rank of a node
     script = muster.script("work.py", WORK)
     addresses = []
     for host in ("host0", "host1"):

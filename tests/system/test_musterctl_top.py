@@ -4,10 +4,13 @@ import http.server
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import threading
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -123,6 +126,36 @@ def screen(tmp_path):
     yield start
     for one in opened:
         one.close()
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    """Runs a command that begins with ssh, against an sshd of this machine, whatever host it names."""
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if not sshd:
+        pytest.skip("no sshd (Debian: openssh-server)")
+    for name in ("host_key", "key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True, timeout=60)
+    if os.getuid() == 0:
+        os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
+    port, started = free_port(), []
+    (tmp_path / "sshd_config").write_text(f"ListenAddress 127.0.0.1:{port}\nHostKey {tmp_path}/host_key\nAuthorizedKeysFile {tmp_path}/key.pub\n"
+                                          "StrictModes no\nUsePAM no\nPidFile none\n")
+    (tmp_path / "ssh_config").write_text(f"Host *\nHostName 127.0.0.1\nPort {port}\nIdentityFile {tmp_path}/key\nBatchMode yes\n"
+                                         f"UserKnownHostsFile {tmp_path}/known_hosts\nStrictHostKeyChecking no\nExitOnForwardFailure yes\n")
+    with open(tmp_path / "sshd.log", "w") as log:
+        started.append(subprocess.Popen([sshd, "-D", "-e", "-f", tmp_path / "sshd_config"], stdin=subprocess.DEVNULL, stderr=log))
+    wait_for(lambda: "Server listening" in (tmp_path / "sshd.log").read_text(), "sshd")
+
+    def run(command):
+        words = command.split()
+        assert words[0] == "ssh"
+        with open(tmp_path / "ssh.log", "w") as log:
+            started.append(subprocess.Popen(["ssh", "-F", tmp_path / "ssh_config", *words[1:]], stdin=subprocess.DEVNULL, stderr=log))
+    yield run
+    for process in reversed(started):
+        process.terminate()
+        process.wait(60)
 
 
 def test_without_a_terminal_it_prints_the_ranks_once(page):
@@ -279,6 +312,26 @@ def job(tmp_path):
     yield start
     for entry in json.loads(ctl("ls", "--json", **environment).stdout or "[]"):
         ctl("stop", "--now", entry["name"], **environment)
+
+
+def test_the_tunnel_that_open_prints_leads_to_the_page_and_to_the_metrics(job, ssh):
+    name = job()
+    text = ctl("open", name, **job.environment).stdout
+    # The ports of the reader's own machine, which is this one here, may be taken.
+    here = str(free_port())
+    text = text.replace("8080", here).replace("-L 6006:", f"-L {free_port()}:")
+    ssh(re.search(r"^ *(ssh .*)$", text, re.M)[1])
+    page, metrics = re.findall(rf"http://127.0.0.1:{here}/\S*", text)
+
+    def read(address):
+        try:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                return answer.read().decode()
+        except urllib.error.URLError as error:
+            assert isinstance(error.reason, ConnectionRefusedError), error
+    assert "<title>" in wait_for(lambda: read(page), "the tunnel", 60)
+    assert json.loads(read(page.replace("/?", "/api/status?")))["job"]["world_size"] == 4
+    assert "muster_agent_info{" in read(metrics)
 
 
 def test_each_detached_job_can_be_watched_and_by_its_owner_alone(job, tmp_path, screen):

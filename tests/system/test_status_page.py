@@ -14,8 +14,8 @@ import urllib.request
 import pytest
 
 from browser import browser  # noqa: F401
-from launcher_support import ROOT, muster, wait_for  # noqa: F401
-from metrics_support import ask, listens_at, metrics
+from launcher_support import BIN, ROOT, muster, wait_for  # noqa: F401
+from metrics_support import ask, listens_at, metrics, recorded_gpus
 from ports import free_port
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
@@ -95,7 +95,7 @@ class Job:
 
 
 def test_a_person_sorts_filters_chooses_a_rank_and_sees_a_failure_arrive(muster, browser):
-    job = Job(muster)
+    job = Job(muster, "--local-addr=<img/src=x/onerror=document.title='taken'>")
     chromium = browser()
     chromium.open(job.page)
     chromium.wait("document.querySelectorAll('#ranks tbody tr').length === 4 && document.querySelector('#link').textContent === 'live'")
@@ -107,6 +107,7 @@ def test_a_person_sorts_filters_chooses_a_rank_and_sees_a_failure_arrive(muster,
     chromium.click("#filter")
     chromium.type("1-2 running")
     chromium.wait("[...document.querySelectorAll('#ranks tbody tr')].map(row => row.dataset.rank).join() === '2,1'")
+    assert "<img/src=x" in chromium.value("document.querySelector('#ranks tbody').textContent")
     # A rank by the mouse, the next one by the keyboard; its log follows, and what it wrote stays text.
     chromium.click("#ranks tbody tr")
     chromium.wait("document.querySelector('#log').textContent.includes('rank 2 step')")
@@ -244,6 +245,27 @@ def test_a_training_of_the_runtime_tells_its_loss_and_throughput(muster, bin_dir
     assert all(0 < loss < 3 for loss in ranks["loss"]) and all(speed > 0 for speed in ranks["throughput"])
     job.terminate()
     job.wait(60)
+
+
+def test_gpus_are_bars_with_the_ranks_that_use_them(muster, browser):
+    job = Job(muster, "--gpus=1,0", workers=2, env=recorded_gpus(muster.tmp_path / "gpus", 3))
+    chromium = browser()
+    chromium.open(job.page)
+    chromium.wait("document.querySelectorAll('#gpus > div').length === 3")
+    boxes = chromium.value("[...document.querySelectorAll('#gpus > div')].map(box => box.innerText)")
+    host = status(job.addresses[0])["nodes"][0]["host"]
+    for box, title in zip(boxes, ("GPU 0, rank 1", "GPU 1, rank 0", "GPU 2")):
+        assert [line.strip() for line in box.splitlines() if line.strip()][0] == f"{host} {title}"
+        for text in ("busy 100 %", "memory 3.4 GiB of 140.4 GiB", "55 \u00b0C, 533 W, 1980 MHz"):
+            assert text in box, box
+    bars = chromium.value("[...document.querySelectorAll('#gpus meter')].map(bar => [bar.ariaLabel, bar.value])")
+    assert bars[0] == ["busy", 1] and bars[1][0] == "memory" and 0.0245 < bars[1][1] < 0.0246, bars
+    # The terminal's table of ranks takes them from there.
+    top = subprocess.run([BIN / "musterctl", "top", "--url", job.addresses[0]], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60).stdout
+    assert re.search(rf"^{host} +0 +1 +100% ", top, re.M) and re.search(rf"^{host} +2 +- +100% ", top, re.M), top
+    assert len(re.findall(rf"^[01] +{host} .* 100%$", top, re.M)) == 2, top
+    job.touch("go")
+    assert job.ends() == [0]
 
 
 def test_the_rank_that_the_others_wait_for_is_named(muster):

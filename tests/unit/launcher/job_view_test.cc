@@ -22,7 +22,7 @@ Json document(int num_ranks) {
     "job": {"run_id": "train", "program": "train.py", "state": "running", "generation": 1, "restarts": 0,
             "max_restarts": 3, "nodes": 2, "world_size": 8, "began": 1000, "now": 1754, "version": "0.1"},
     "nodes": [{"node": 0, "host": "n1", "state": "running", "age_s": 0.2, "gpus": [
-                {"gpu": 0, "name": "H100", "util_percent": 97, "memory_used_bytes": 42949672960,
+                {"gpu": 3, "name": "H100", "ranks": [1], "util_percent": 97, "memory_used_bytes": 42949672960,
                  "memory_total_bytes": 85899345920, "power_w": 512.3, "temperature_c": 61,
                  "sm_clock_mhz": 1980, "xid": null}]},
               {"node": 1, "host": "n2", "state": "running", "age_s": 0.2, "gpus": []}],
@@ -93,13 +93,13 @@ TEST_CASE("a job is shown as lines with its ranks, its GPUs and what slows it do
       "straggler: spends 0.31 s per step in data, 48 % more\n"
       "\n"
       "RANK  HOST  STATE         EPOCH  STEP        S/STEP  RATE  LOSS    PHASE       IDLE  MEMORY    GPU\n"
-      "0     n1    running       2      1400/15000  0.25    1234  0.3125  all_reduce  0s    3072 MiB  97%\n"
-      "1     n1    running       2      1399/15000  0.25    -     0.3125  all_reduce  0s    3072 MiB  -\n"
+      "0     n1    running       2      1400/15000  0.25    1234  0.3125  all_reduce  0s    3072 MiB  -\n"
+      "1     n1    running       2      1399/15000  0.25    -     0.3125  all_reduce  0s    3072 MiB  97%\n"
       "2     n2    running       2      1398/15000  0.25    1234  0.3125  all_reduce  0s    3072 MiB  -\n"
       "3     n2    running slow  2      1397/15000  0.25    1234  0.3125  data        0s    3072 MiB  -\n"
       "\n"
-      "HOST  GPU  UTIL  MEMORY  OF      POWER    TEMP  CLOCK     XID  NAME\n"
-      "n1    0    97%   40 GiB  80 GiB  512.3 W  61 C  1980 MHz  -    H100\n"
+      "HOST  GPU  RANK  UTIL  MEMORY  OF      POWER    TEMP  CLOCK     XID  NAME\n"
+      "n1    3    1     97%   40 GiB  80 GiB  512.3 W  61 C  1980 MHz  -    H100\n"
       "\n"
       "last event: 53s ago running on n1\n");
 }

@@ -113,11 +113,13 @@ TEST_CASE("a node's status arrives as it was sent, and one that does not fit int
   NodeStatus sent = node_of(1, 4);
   sent.host = "host\x1b[31m";
   sent.gpus.push_back(gpu_of(0, "H100", 99.5));
+  sent.gpus[0].ranks = {7, 4};
   const auto read = from_node_message<NodeStatus>(to_node_message(sent), "a node's status");
   REQUIRE(read);
   CHECK(read->host.find('\x1b') == std::string::npos);
   CHECK(
       (read->ranks[3].rank == 7 && read->ranks[3].loss == 0.123456789 && read->gpus[0].util_percent == 99.5));
+  CHECK(read->gpus[0].ranks == std::vector{7, 4});
   Assignment place;
   place.world_size = 8;
   place.group_world_size = 2;
