@@ -19,7 +19,7 @@ import measure
 
 # Several ranks share the one GPU where there is no second: NCCL takes them for different hosts.
 DDP = """
-import os, time, torch, torch.distributed as dist
+import os, signal, torch, torch.distributed as dist
 rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
 if cuda := torch.cuda.is_available():
     gpus = torch.cuda.device_count()
@@ -34,7 +34,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.Generator().manual_seed(rank)
 for step in range(20):
     if step == int(os.environ.get("STOPS_AT", -1)) and rank == 1:
-        time.sleep(1000)
+        signal.pause()
     x = torch.randn(32, 64, generator=data).to(device)
     loss = (model(x) - x[:, :8]).square().mean()
     optimizer.zero_grad()
@@ -60,6 +60,23 @@ NEEDS = "import torch; torch.empty(8 << 30, dtype=torch.uint8, device='cuda')\n"
 # What nvidia-smi has to say, too, while the load stays the same.
 SMI = {"DCGM_FI_DEV_FB_USED": "memory.used", "DCGM_FI_DEV_FB_FREE": "memory.free", "DCGM_FI_DEV_SM_CLOCK": "clocks.sm", "DCGM_FI_DEV_MEM_CLOCK": "clocks.mem"}
 FAULT = "import torch; x = torch.ones(3, device='cuda'); print(x[torch.tensor([5], device='cuda')].sum().item())\n"
+
+
+def steady_metrics(ask, end):
+    """The metrics once two readings of the GPUs in turn tell the same utilisation: NVML's is a mean of up to a second."""
+    age, busy = float("inf"), []
+    while time.monotonic() < end:
+        text = ask()
+        said = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith(("DCGM_FI_DEV_GPU_UTIL{", "muster_gpu_figures_age_seconds ")))
+        age_now = float(said.pop("muster_gpu_figures_age_seconds", "inf"))
+        busy_now = [float(value) for value in said.values()]
+        if age_now < age:  # a new reading
+            if busy and max(busy_now) > 0 and all(abs(now - before) <= 0.05 * before for now, before in zip(busy_now, busy)):
+                return text
+            busy = busy_now
+        age = age_now
+        time.sleep(0.2)  # between looks
+    raise measure.Failed(f"the utilisation of the GPUs does not become steady: {busy}")
 
 
 class Launcher:
@@ -122,8 +139,7 @@ class Launcher:
                 if time.monotonic() > end:
                     raise measure.Failed("no rank told its throughput")
                 time.sleep(0.2)
-            time.sleep(2)  # NVML's utilisation is a mean of up to a second
-            text = ask("/metrics")
+            text = steady_metrics(lambda: ask("/metrics"), end)
             smi = self.run("nvidia-smi", f"--query-gpu={','.join(SMI.values())}", "--format=csv,noheader,nounits")
             row = {"metrics": [line for line in text.splitlines() if "DCGM_FI" in line and not line.startswith("#")], "page": json.loads(ask("/api/status")),
                    "gpus_text": self.run(self.bin / "musterctl", "gpus"), "nvidia_smi": dict(zip(SMI, map(float, smi.splitlines()[0].split(", "))))}

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 import pytest
 
@@ -118,6 +119,19 @@ def test_the_programs_train_in_every_precision_alone_and_as_two_ranks(bench):
     # In so few steps of fp16 the GradScaler only looks for its scale.
     assert all(row["acc1"] > 0 for name, row in rows.items() if name.startswith("imagenet") and "fp16" not in name)
     assert bench(gpu_train, "--resume") == (0, rows)  # none of them again
+
+
+def test_figures_of_a_gpu_are_taken_once_two_readings_in_turn_tell_the_same_utilisation():
+    def metrics_of(*looks):
+        texts = [f'DCGM_FI_DEV_GPU_UTIL{{gpu="0"}} {busy}\nmuster_gpu_figures_age_seconds {age}\n' for busy, age in looks]
+        return (lambda: texts.pop(0) if len(texts) > 1 else texts[0]), texts
+    # The second look at a reading tells nothing new; nor does a GPU that is not busy yet.
+    ask, rest = metrics_of((0, 0.1), (0, 0.1), (10, 0.1), (10, 0.5), (99, 0.1), (99, 0.5), (100, 0.1), (7, 0.1))
+    assert gpu_launch.steady_metrics(ask, time.monotonic() + 60).startswith('DCGM_FI_DEV_GPU_UTIL{gpu="0"} 100\n')
+    assert len(rest) == 1
+    for look in ((50, 0.1), (0, 0.1)):
+        with pytest.raises(measure.Failed, match="does not become steady"):
+            gpu_launch.steady_metrics(metrics_of(look)[0], time.monotonic() + 0.3)
 
 
 def test_the_launcher_runs_pytorch_as_torchrun_does_and_ends_a_hang(bench):

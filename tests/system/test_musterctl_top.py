@@ -319,7 +319,7 @@ def test_the_tunnel_that_open_prints_leads_to_the_page_and_to_the_metrics(job, s
     text = ctl("open", name, **job.environment).stdout
     # The ports of the reader's own machine, which is this one here, may be taken.
     here = str(free_port())
-    text = text.replace("8080", here).replace("-L 6006:", f"-L {free_port()}:")
+    text = text.replace("-L 8080:", f"-L {here}:").replace(":8080/", f":{here}/").replace("-L 6006:", f"-L {free_port()}:")
     ssh(re.search(r"^ *(ssh .*)$", text, re.M)[1])
     page, metrics = re.findall(rf"http://127.0.0.1:{here}/\S*", text)
 
