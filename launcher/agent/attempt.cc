@@ -559,7 +559,7 @@ FailureNotice Attempt::describe_failure() const {
     out.text = first.end.preempted()
                    ? fmt::format("preempted: rank {} (local_rank {}, pid {}) on {} exited with code {}",
                                  first.rank, first.local_rank, first.pid, job_.host, kExitPreempted)
-                   : one_line(first, job_.host);
+                   : outcome_line(first, job_.host);
     out.machine_at_fault = is_machine_at_fault(first);
     facts.kind = first.end.preempted() ? CauseClass::kPreempted : first.cause.kind;
     facts.signal = first.end.signal;
@@ -592,7 +592,7 @@ FailureNotice Attempt::after_preemption(FailureNotice notice) const {
     if (failed == outcomes_.end()) return notice;
     // Whoever starts the job again for the code would start it without this one's state.
     notice.exit_code = failed->end.shell_code();
-    notice.text += "; but " + one_line(*failed, job_.host);
+    notice.text += "; but " + outcome_line(*failed, job_.host);
     return notice;
   }
   if (notice.rank >= 0 || notice.restart || notice.lost_node >= 0 || notice.cut_off) return notice;

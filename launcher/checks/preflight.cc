@@ -34,7 +34,7 @@ constexpr std::uint64_t kDiskLow = 1024 * kMiB;
 constexpr std::uint64_t kFilesFew = 1000;
 constexpr std::size_t kMostErrorBytes = 1000;  // it is in every other node's log
 
-std::string name_of(const Nvml::GpuHealth& gpu) {
+std::string gpu_name(const Nvml::GpuHealth& gpu) {
   return gpu.uuid.empty() ? fmt::format("GPU {}", gpu.index)
                           : fmt::format("GPU {} ({})", gpu.index, gpu.uuid);
 }
@@ -54,7 +54,7 @@ struct Findings {
 };
 
 void judge_gpu(const Nvml::GpuHealth& gpu, bool share, Findings& out) {
-  const std::string name = name_of(gpu);
+  const std::string name = gpu_name(gpu);
   if (gpu.uncorrected_ecc > 0)
     out.error("{} has {} since its driver was loaded; drain the node and reset the GPU", name,
               counted(gpu.uncorrected_ecc, "uncorrected memory error"));
@@ -76,7 +76,7 @@ void judge_gpu(const Nvml::GpuHealth& gpu, bool share, Findings& out) {
 }
 
 void judge_links(const Nvml::GpuHealth& gpu, unsigned most_links, Findings& out) {
-  const std::string name = name_of(gpu);
+  const std::string name = gpu_name(gpu);
   if (gpu.pcie && gpu.pcie->width < gpu.pcie->most_width)
     out.warn("{}: its PCIe link has {} of {} lanes", name, gpu.pcie->width, gpu.pcie->most_width);
   if (gpu.pcie && gpu.full_speed && gpu.pcie->generation < gpu.pcie->most_generation)
@@ -274,7 +274,7 @@ std::vector<Finding> judge(const Readings& readings, bool share_gpus) {
   for (const Nvml::GpuHealth& gpu : readings.gpus) {
     if (gpu.lost) {
       out.error("{} cannot be opened: it has fallen off the bus or failed; see dmesg for its Xid",
-                name_of(gpu));
+                gpu_name(gpu));
       continue;
     }
     judge_gpu(gpu, share_gpus, out);

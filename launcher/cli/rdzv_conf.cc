@@ -30,9 +30,9 @@ std::optional<bool> parse_bool(std::string value) {
 }
 
 /// Puts the value where it belongs.
-class Assigner {
+class ConfAssigner {
  public:
-  Assigner(const RdzvKey& row, const std::string& value, ElasticConf& out)
+  ConfAssigner(const RdzvKey& row, const std::string& value, ElasticConf& out)
       : row_(row), value_(value), out_(out) {}
 
   Result<void> operator()(std::monostate) {
@@ -104,7 +104,7 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf) {
     const RdzvKey* const row = find_rdzv_key(key);
     if (row == nullptr)
       return usage("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key));
-    MUSTER_OK(std::visit(Assigner(*row, value, out), row->target));
+    MUSTER_OK(std::visit(ConfAssigner(*row, value, out), row->target));
     if (row->of_etcd) out.etcd_key = key;
     if (out.store_type != "tcp") return wrong(key, value, "the coordinator is reached by TCP only");
     if (out.protocol != "http" && out.protocol != "https") return wrong(key, value, "http or https is right");

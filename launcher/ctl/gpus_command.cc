@@ -25,7 +25,7 @@
 namespace muster::launcher {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr Millis kDriverTimeout{5000};
 constexpr Millis kEndTimeout{5000};  // after each signal
@@ -70,7 +70,7 @@ Answer ask(const GpuPaths& paths) {
   return out;
 }
 
-std::string or_dash(const std::string& text) {
+std::string text_or_dash(const std::string& text) {
   return text.empty() ? "-" : text;
 }
 
@@ -80,25 +80,26 @@ std::string table(const std::vector<GpuHolder>& holders) {
   for (const GpuHolder& holder : holders) {
     const SeenProcess& process = holder.process;
     rows.push_back(
-        {fmt::format("{}", holder.use.gpu), fmt::format("{}", holder.use.pid), or_dash(process.user),
+        {fmt::format("{}", holder.use.gpu), fmt::format("{}", holder.use.pid), text_or_dash(process.user),
          process.since == 0 ? "-" : local_time_text(process.since, "%Y-%m-%d %H:%M:%S"),
-         holder.use.bytes == 0 ? "-" : fmt::format("{}", holder.use.bytes >> 20), or_dash(process.rank),
-         or_dash(process.run_id), std::string(kHolderKinds[static_cast<std::size_t>(holder.kind)]),
-         or_dash(process.command)});
+         holder.use.bytes == 0 ? "-" : fmt::format("{}", holder.use.bytes >> 20), text_or_dash(process.rank),
+         text_or_dash(process.run_id), std::string(kHolderKinds[static_cast<std::size_t>(holder.kind)]),
+         text_or_dash(process.command)});
   }
   return text_table(rows);
 }
 
 std::string json(const Answer& answer) {
-  Json out{{"source", answer.error.empty() ? "nvml" : "device-files"}, {"processes", Json::array()}};
+  OrderedJson out{{"source", answer.error.empty() ? "nvml" : "device-files"},
+                  {"processes", OrderedJson::array()}};
   if (!answer.error.empty()) out["error"] = answer.error;
   for (const GpuHolder& holder : answer.holders) {
     const SeenProcess& process = holder.process;
-    Json one{{"gpu", holder.use.gpu},
-             {"uuid", holder.use.uuid},
-             {"pid", holder.use.pid},
-             {"kind", kHolderKinds[static_cast<std::size_t>(holder.kind)]},
-             {"memory_bytes", holder.use.bytes}};
+    OrderedJson one{{"gpu", holder.use.gpu},
+                    {"uuid", holder.use.uuid},
+                    {"pid", holder.use.pid},
+                    {"kind", kHolderKinds[static_cast<std::size_t>(holder.kind)]},
+                    {"memory_bytes", holder.use.bytes}};
     if (holder.kind != HolderKind::kUnseen) {
       one["user"] = process.user;
       one["uid"] = process.uid;
@@ -111,7 +112,7 @@ std::string json(const Answer& answer) {
     one["to_free"] = holder.to_free;
     out["processes"].push_back(std::move(one));
   }
-  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return out.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
 }  // namespace

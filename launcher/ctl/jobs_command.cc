@@ -23,21 +23,21 @@ namespace {
 
 using control::JobState;
 using control::NodeState;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::size_t kMaxCell = 80;  // of a text, where several jobs are shown
+constexpr std::size_t kMaxText = 80;  // of a text, where several jobs are shown
 
 std::string wanted(const JobState& job) {
   return job.min_nodes == job.max_nodes ? fmt::format("{}", job.max_nodes)
                                         : fmt::format("{}:{}", job.min_nodes, job.max_nodes);
 }
 
-std::string_view name_of(JobState::Phase phase) {
+std::string_view state_name(JobState::Phase phase) {
   constexpr std::array<std::string_view, 4> kNames = {"gathering", "restarting", "running", "ended"};
   return kNames[static_cast<std::size_t>(phase)];
 }
 
-std::string_view name_of(NodeState::State state) {
+std::string_view state_name(NodeState::State state) {
   constexpr std::array<std::string_view, 7> kNames = {"runs", "finished",  "stopping", "waits",
                                                       "away", "unhealthy", "gone"};
   return kNames[static_cast<std::size_t>(state)];
@@ -46,7 +46,7 @@ std::string_view name_of(NodeState::State state) {
 std::string state_of(const JobState& job) {
   if (job.phase == JobState::Phase::kEnded) return fmt::format("ended {}", job.exit_code);
   if (job.phase == JobState::Phase::kRunning) return fmt::format("running {}", job.generation);
-  return std::string(name_of(job.phase));
+  return std::string(state_name(job.phase));
 }
 
 std::string age(std::int64_t ms) {
@@ -103,33 +103,33 @@ std::string node_table(std::vector<NodeState> nodes, std::size_t most) {
       {"NODE", "HOST", "RANKS", "STATE", "HEARD", "ADDRESS", "WHY"}};
   for (const NodeState& node : nodes)
     rows.push_back({node.group_rank < 0 ? "-" : fmt::format("{}", node.group_rank), one_line(node.host),
-                    ranks_of(node), std::string(name_of(node.state)), age(node.heard_ms),
+                    ranks_of(node), std::string(state_name(node.state)), age(node.heard_ms),
                     one_line(node.address), one_line(node.text)});
   std::string out = text_table(rows);
   if (all > nodes.size()) out += fmt::format("and {} more (--nodes=0 shows all)\n", all - nodes.size());
   return out;
 }
 
-Json json_of(const JobState& job) {
-  Json out{{"job", job.job},
-           {"state", name_of(job.phase)},
-           {"generation", job.generation},
-           {"restarts_used", job.restarts_used},
-           {"max_restarts", job.max_restarts},
-           {"min_nodes", job.min_nodes},
-           {"max_nodes", job.max_nodes},
-           {"spares", job.spares},
-           {"nodes_present", job.num_present},
-           {"nodes_outside", job.num_outside},
-           {"nodes_away", job.num_away},
-           {"nodes_unhealthy", job.num_unhealthy},
-           {"members", job.num_members},
-           {"world_size", job.world_size},
-           {"age_s", static_cast<double>(job.age_ms) / 1000},
-           {"text", job.text},
-           {"first_host", job.first_host},
-           {"store_address", job.first_address},
-           {"store_port", job.first_port}};
+OrderedJson json_of(const JobState& job) {
+  OrderedJson out{{"job", job.job},
+                  {"state", state_name(job.phase)},
+                  {"generation", job.generation},
+                  {"restarts_used", job.restarts_used},
+                  {"max_restarts", job.max_restarts},
+                  {"min_nodes", job.min_nodes},
+                  {"max_nodes", job.max_nodes},
+                  {"spares", job.spares},
+                  {"nodes_present", job.num_present},
+                  {"nodes_outside", job.num_outside},
+                  {"nodes_away", job.num_away},
+                  {"nodes_unhealthy", job.num_unhealthy},
+                  {"members", job.num_members},
+                  {"world_size", job.world_size},
+                  {"age_s", static_cast<double>(job.age_ms) / 1000},
+                  {"text", job.text},
+                  {"first_host", job.first_host},
+                  {"store_address", job.first_address},
+                  {"store_port", job.first_port}};
   if (job.phase == JobState::Phase::kEnded) out["exit_code"] = job.exit_code;
   if (job.forgotten_ms >= 0) out["forgotten_in_s"] = static_cast<double>(job.forgotten_ms) / 1000;
   if (job.epoch >= 0) out["epoch"] = job.epoch;
@@ -137,15 +137,15 @@ Json json_of(const JobState& job) {
   return out;
 }
 
-Json json_of(const NodeState& node) {
-  Json out{{"host", node.host},
-           {"state", name_of(node.state)},
-           {"group_rank", node.group_rank},
-           {"base_rank", node.base_rank},
-           {"ranks", node.ranks},
-           {"role", node.role},
-           {"address", node.address},
-           {"text", node.text}};
+OrderedJson json_of(const NodeState& node) {
+  OrderedJson out{{"host", node.host},
+                  {"state", state_name(node.state)},
+                  {"group_rank", node.group_rank},
+                  {"base_rank", node.base_rank},
+                  {"ranks", node.ranks},
+                  {"role", node.role},
+                  {"address", node.address},
+                  {"text", node.text}};
   if (node.order >= 0) out["node_rank"] = node.order;
   if (node.heard_ms >= 0) out["heard_s_ago"] = static_cast<double>(node.heard_ms) / 1000;
   return out;
@@ -157,7 +157,7 @@ std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
   std::vector<std::vector<std::string>> rows = {
       {"JOB", "STATE", "NODES", "SPARES", "RANKS", "RESTARTS", "AGE", "STORE", "REACHED", "REMARK"}};
   for (const JobState& job : answer.jobs)
-    rows.push_back(row_of(job, answer.jobs.size() == 1 ? control::kMaxQueryText : kMaxCell));
+    rows.push_back(row_of(job, answer.jobs.size() == 1 ? control::kMaxQueryText : kMaxText));
   std::string out;
   if (!answer.over.problem.empty())
     out = fmt::format("nothing is acknowledged: {}\n", one_line(answer.over.problem));
@@ -169,13 +169,13 @@ std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
 }
 
 std::string jobs_json(const net::QueryAnswer& answer) {
-  Json out{{"software", answer.over.software}};
+  OrderedJson out{{"software", answer.over.software}};
   if (!answer.over.problem.empty()) out["trouble"] = answer.over.problem;
   out["num_jobs"] = answer.over.num_jobs;
-  for (const char* list : {"jobs", "nodes"}) out[list] = Json::array();
+  for (const char* list : {"jobs", "nodes"}) out[list] = OrderedJson::array();
   for (const JobState& job : answer.jobs) out["jobs"].push_back(json_of(job));
   for (const NodeState& node : answer.nodes) out["nodes"].push_back(json_of(node));
-  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return out.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
 Result<net::QueryOptions> query_options(const JobsCommand& command, const Environment& environment) {

@@ -6,10 +6,8 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/empty_body.hpp>
@@ -26,6 +24,7 @@
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"
+#include "rendezvous/net/awaitable.h"
 #include "rendezvous/net/dial.h"
 #include "rendezvous/status/page_access.h"
 #include "rendezvous/status/status_server.h"
@@ -37,7 +36,7 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
 
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+using net::kTuple;
 constexpr std::uint32_t kMaxHeadBytes = 16384;
 constexpr std::size_t kMaxBodyBytes = std::size_t{8} << 20;
 constexpr std::uint16_t kTensorBoardPort = 6006;  // its default

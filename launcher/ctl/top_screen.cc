@@ -12,12 +12,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/signal_set.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
 
 #include "launcher/ctl/job_view.h"
@@ -26,6 +24,7 @@
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/awaitable.h"
 
 // Behind everything else: what is left of its macros has short names.
 #define NCURSES_NOMACROS
@@ -35,7 +34,7 @@ namespace muster::launcher {
 namespace {
 
 namespace asio = boost::asio;
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+using net::kTuple;
 constexpr Millis kTimeout{5'000};
 constexpr int kEscapeDelayMs = 25;  // until a lone Esc is no beginning of another key
 constexpr int kLogLines = 1000;

@@ -42,7 +42,7 @@ std::string_view text_of(Outcome outcome) {
   return kOutcomes[static_cast<std::size_t>(outcome)].name;
 }
 
-struct View {
+struct ReachView {
   const std::vector<DoctorNode>& nodes;
   const Rows& rows;
 
@@ -81,7 +81,7 @@ const Reach* nearest_miss(const Path& path) {
   return least == path.tried.end() ? nullptr : &*least;
 }
 
-std::string cell(const View& view, std::size_t from, std::size_t to) {
+std::string cell(const ReachView& view, std::size_t from, std::size_t to) {
   if (from == to) return "-";
   const Path* path = view.path(from, to);
   if (path == nullptr) return "?";
@@ -91,7 +91,7 @@ std::string cell(const View& view, std::size_t from, std::size_t to) {
   return miss == nullptr ? "x: no address" : std::string(text_of(miss->outcome));
 }
 
-std::string wide_table(const View& view) {
+std::string wide_table(const ReachView& view) {
   std::vector<std::vector<std::string>> rows = {{"from \\ to"}};
   for (const DoctorNode& node : view.nodes) rows[0].push_back(node.host);
   for (std::size_t from = 0; from < view.size(); ++from) {
@@ -101,7 +101,7 @@ std::string wide_table(const View& view) {
   return text_table(rows);
 }
 
-std::string narrow_table(const View& view) {
+std::string narrow_table(const ReachView& view) {
   std::vector<std::vector<std::string>> rows;
   for (std::size_t from = 0; from < view.size(); ++from) {
     std::string cells;
@@ -129,7 +129,7 @@ class Lines {
   std::size_t count_ = 0;
 };
 
-std::string broken_paths(const View& view) {
+std::string broken_paths(const ReachView& view) {
   Lines out;
   for (std::size_t from = 0; from < view.size(); ++from)
     if (!view.rows[from]) out.add(fmt::format("{}: its result is missing", view.nodes[from].host));
@@ -148,7 +148,7 @@ std::string broken_paths(const View& view) {
 }
 
 /// Addresses that are offered and cannot be reached by some nodes, though another address of that node works.
-std::string dead_addresses(const View& view) {
+std::string dead_addresses(const ReachView& view) {
   std::map<std::pair<std::size_t, std::string>, std::size_t> missed;
   view.each_path([&](std::size_t, std::size_t to, const Path& path) {
     for (const Reach& each : path.tried)
@@ -162,7 +162,7 @@ std::string dead_addresses(const View& view) {
   return out.take();
 }
 
-std::string hints(const View& view) {
+std::string hints(const ReachView& view) {
   std::set<Outcome> seen;
   view.each_path([&](std::size_t, std::size_t, const Path& path) {
     if (const Reach* miss = path.best() != nullptr ? nullptr : nearest_miss(path)) seen.insert(miss->outcome);
@@ -175,7 +175,7 @@ std::string hints(const View& view) {
 }
 
 /// Where nodes have several interfaces: one by which every node reaches every other.
-std::string common_interface(const View& view) {
+std::string common_interface(const ReachView& view) {
   std::set<std::string> all, common;
   for (const DoctorNode& node : view.nodes)
     for (const OfferedAddress& each : node.addresses) all.insert(each.interface);
@@ -197,7 +197,7 @@ std::string common_interface(const View& view) {
 }  // namespace
 
 Diagnosis diagnose(const std::vector<DoctorNode>& nodes, const Rows& rows) {
-  const View view{nodes, rows};
+  const ReachView view{nodes, rows};
   const std::size_t paths = view.size() * (view.size() - 1);
   std::size_t working = 0;
   view.each_path([&](std::size_t, std::size_t, const Path& path) { working += path.best() != nullptr; });

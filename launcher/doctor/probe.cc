@@ -21,6 +21,7 @@
 
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/net/awaitable.h"
 #include "rendezvous/net/listener.h"
 
 namespace muster::launcher {
@@ -98,11 +99,11 @@ namespace {
 using boost::system::error_code;
 using Outcome = Reach::Outcome;
 
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+using net::kTuple;
 
 constexpr int kPings = 4;  // the first one may find caches cold
 
-Outcome outcome_of(int error) {
+Outcome failure_of(int error) {
   if (error == ETIMEDOUT) return Outcome::kTimeout;
   if (error == ECONNREFUSED) return Outcome::kRejected;
   return error == ENETUNREACH || error == EHOSTUNREACH ? Outcome::kNoRoute : Outcome::kOther;
@@ -132,7 +133,7 @@ class Try {
   void fail_step(const error_code& error, Outcome late) {
     if (error == boost::beast::error::timeout) return end(late);
     if (error == asio::error::eof) return end(Outcome::kOtherHost, "it closed the connection");
-    end(outcome_of(error.value()), errno_text(error.value()));
+    end(failure_of(error.value()), errno_text(error.value()));
   }
 
   asio::awaitable<void> steps() {

@@ -18,9 +18,9 @@ namespace {
 constexpr std::size_t kMaxThreads = 64;  // of a worker; a process of PyTorch has hundreds on a large node
 constexpr std::chrono::seconds kRequestTimeout{10};  // for node 0 to ask for a snapshot
 constexpr std::chrono::seconds kVerdictTimeout = HangSession::kSnapshotTimeout + std::chrono::seconds(15);
-constexpr std::chrono::seconds kEndTimeout{10};  // for the node that is to end the attempt
+constexpr std::chrono::seconds kAttemptEndTimeout{10};  // for the node that is to end the attempt
 
-std::string how_it_ended(const ProcessEnd& end) {
+std::string end_text(const ProcessEnd& end) {
   return end.signal == 0 ? fmt::format("exited with code {}", end.code)
                          : fmt::format("was killed by {}", signal_name(end.signal));
 }
@@ -56,7 +56,7 @@ void HangMonitor::begin() {
 }
 
 void HangMonitor::worker_ended(int local_rank, const ProcessEnd& end) {
-  ended_[static_cast<std::size_t>(local_rank)] = how_it_ended(end);
+  ended_[static_cast<std::size_t>(local_rank)] = end_text(end);
 }
 
 void HangMonitor::stop() {
@@ -75,7 +75,7 @@ void HangMonitor::enter(Phase phase) {
   const Instant now = SteadyClock::now();
   if (phase == Phase::kReported) wait_until(now + kRequestTimeout);
   if (phase == Phase::kSent) wait_until(now + kVerdictTimeout);
-  if (phase == Phase::kEnding) wait_until(now + kEndTimeout);
+  if (phase == Phase::kEnding) wait_until(now + kAttemptEndTimeout);
 }
 
 void HangMonitor::wait_until(Instant deadline) {

@@ -18,7 +18,7 @@ namespace {
 
 using json::Json;
 
-constexpr int kVersion = 1;
+constexpr int kHangReportVersion = 1;
 constexpr std::size_t kFramesShown = 8;
 constexpr std::size_t kGroupsShown = 16;
 constexpr std::size_t kHostsShown = 4;
@@ -261,7 +261,7 @@ std::string pause_text(const HangReport& report) {
 }
 
 std::string hangs_to_json(std::span<const HangReport> hangs) {
-  Json out{{"version", kVersion}, {"hangs", Json::array()}};
+  Json out{{"version", kHangReportVersion}, {"hangs", Json::array()}};
   for (const HangReport& hang : hangs) {
     Json entry{{"host", hang.host},
                {"time", hang.wall_time_s},

@@ -118,11 +118,11 @@ Outliers by_collective(std::span<const RankSnapshot* const> ranks) {
   return out;
 }
 
-using Group = std::vector<const RankSnapshot*>;
+using RankGroup = std::vector<const RankSnapshot*>;
 /// Empty: not known of this worker.
 using Key = std::string (*)(const RankSnapshot&);
 
-std::vector<int> ranks_of(const Group& group) {
+std::vector<int> ranks_of(const RankGroup& group) {
   std::vector<int> out;
   for (const RankSnapshot* rank : group) out.push_back(rank->rank);
   std::sort(out.begin(), out.end());
@@ -161,26 +161,26 @@ bool waits_for_others(const RankSnapshot& rank) {
 }
 
 /// Those whose key differs from that of most; empty: the key sets nobody apart.
-Group minority(const Group& all, Key key) {
-  std::map<std::string, Group> groups;
+RankGroup minority(const RankGroup& all, Key key) {
+  std::map<std::string, RankGroup> groups;
   for (const RankSnapshot* rank : all)
     if (const std::string value = key(*rank); !value.empty()) groups[value].push_back(rank);
   if (groups.size() < 2) return {};
   const auto smaller = [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); };
   const auto most = std::max_element(groups.begin(), groups.end(), smaller);
-  Group rest;
+  RankGroup rest;
   for (const auto& [value, group] : groups)
     if (value != most->first) rest.insert(rest.end(), group.begin(), group.end());
   if (rest.size() < most->second.size()) return rest;
   // No majority: perhaps all but some wait in a collective.
-  Group busy;
+  RankGroup busy;
   for (const RankSnapshot* rank : all)
     if (!waits_for_others(*rank)) busy.push_back(rank);
-  return busy.size() < all.size() ? busy : Group{};
+  return busy.size() < all.size() ? busy : RankGroup{};
 }
 
-std::optional<Outliers> by_position(const Group& all) {
-  std::map<Position, Group> groups;
+std::optional<Outliers> by_position(const RankGroup& all) {
+  std::map<Position, RankGroup> groups;
   for (const RankSnapshot* rank : all)
     if (const auto position = position_in(rank->progress)) groups[*position].push_back(rank);
   if (groups.size() < 2) return std::nullopt;
@@ -213,7 +213,7 @@ std::string place_of(const RankSnapshot& rank) {
 }  // namespace
 
 Outliers find_outliers(std::span<const RankSnapshot> ranks) {
-  Group ended, stopped, all;
+  RankGroup ended, stopped, all;
   for (const RankSnapshot& rank : ranks) {
     if (!rank.runs()) {
       ended.push_back(&rank);
@@ -232,7 +232,7 @@ Outliers find_outliers(std::span<const RankSnapshot> ranks) {
             fmt::format("ended already ({}), and others may wait for it", ended.front()->ended)};
   if (all.size() < 2) return {};
   // Whether an unwatched rank goes on, as often all but the first are, nobody knows.
-  Group stalled, watched;
+  RankGroup stalled, watched;
   for (const RankSnapshot* rank : all) {
     if (rank->stalled) stalled.push_back(rank);
     if (rank->stalled || rank->watched) watched.push_back(rank);
@@ -249,14 +249,14 @@ Outliers find_outliers(std::span<const RankSnapshot> ranks) {
   if (!by_number.ranks.empty()) return by_number;
   if (const auto found = by_position(all)) return *found;
 
-  if (const Group few = minority(all, phase_of); !few.empty())
+  if (const RankGroup few = minority(all, phase_of); !few.empty())
     return {ranks_of(few), fmt::format("at the same step, but in \"{}\"", phase_of(*few.front()))};
-  if (const Group few = minority(all, signature); !few.empty()) {
+  if (const RankGroup few = minority(all, signature); !few.empty()) {
     const std::string stack = signature(*few.front());
     return {ranks_of(few), fmt::format("whose stack differs from the others'{}{}",
                                        stack.empty() ? "" : ", in ", stack.substr(0, stack.find('\n')))};
   }
-  if (const Group few = minority(all, place_of); !few.empty())
+  if (const RankGroup few = minority(all, place_of); !few.empty())
     return {ranks_of(few), fmt::format("in {}, unlike the others", place_of(*few.front()))};
   return {};
 }

@@ -17,8 +17,8 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kMaxBytes = 65536;
-constexpr int kMaxDepth = 4;  // a script that runs a script
+constexpr std::size_t kMaxStateBytes = 65536;
+constexpr int kMaxScripts = 4;  // a script that runs a script
 
 struct Call {
   long number;
@@ -79,7 +79,7 @@ std::string describe(pid_t pid, const CurrentCall& current) {
 }
 
 std::optional<CurrentCall> current_call(pid_t pid, int thread) {
-  const auto text = read_file(fmt::format("/proc/{}/task/{}/syscall", pid, thread), kMaxBytes);
+  const auto text = read_file(fmt::format("/proc/{}/task/{}/syscall", pid, thread), kMaxStateBytes);
   return text ? parse_current_call(*text) : std::nullopt;
 }
 
@@ -88,8 +88,8 @@ Std blocked_output(pid_t pid, int depth) {
   if (!call) return Std::kNone;
   if (call->number == SYS_write || call->number == SYS_writev)
     return call->first_argument == 1 ? Std::kOut : call->first_argument == 2 ? Std::kErr : Std::kNone;
-  if ((call->number != SYS_wait4 && call->number != SYS_waitid) || depth == kMaxDepth) return Std::kNone;
-  const auto children = read_file(fmt::format("/proc/{0}/task/{0}/children", pid), kMaxBytes);
+  if ((call->number != SYS_wait4 && call->number != SYS_waitid) || depth == kMaxScripts) return Std::kNone;
+  const auto children = read_file(fmt::format("/proc/{0}/task/{0}/children", pid), kMaxStateBytes);
   for (const pid_t child : parse_pids(children.value_or("")))
     if (const Std found = blocked_output(child, depth + 1); found != Std::kNone) return found;
   return Std::kNone;
@@ -103,7 +103,7 @@ ThreadState read_thread(pid_t pid, int id) {
     out.state = stat->state;
   }
   if (const auto call = current_call(pid, id)) out.call = describe(pid, *call);
-  const auto wait = read_file(fmt::format("/proc/{}/task/{}/wchan", pid, id), kMaxBytes);
+  const auto wait = read_file(fmt::format("/proc/{}/task/{}/wchan", pid, id), kMaxStateBytes);
   if (wait && one_clean_line(*wait) != "0") out.wait = one_clean_line(*wait);
   return out;
 }

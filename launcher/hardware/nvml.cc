@@ -11,7 +11,6 @@ namespace muster::launcher {
 namespace {
 
 // nvmlReturn_t is an int with 0 for success, nvmlDevice_t a pointer.
-using Device = Nvml::Device;
 constexpr int kSuccess = 0;
 constexpr int kMissing = -1;
 constexpr int kInsufficientSize = 7;
@@ -54,7 +53,7 @@ struct ProcessInfo {  // nvmlProcessInfo_v2_t
   unsigned gpu_instance, compute_instance;
 };
 struct EventData {  // nvmlEventData_t
-  Device device;
+  Nvml::Device device;
   unsigned long long type, data;
   unsigned gpu_instance, compute_instance;
 };
@@ -110,7 +109,7 @@ std::optional<unsigned> Nvml::count() const {
   return devices;
 }
 
-Device Nvml::device(unsigned index) const {
+Nvml::Device Nvml::device(unsigned index) const {
   Device out = nullptr;
   return call("nvmlDeviceGetHandleByIndex_v2", index, &out) == kSuccess ? out : nullptr;
 }

@@ -9,7 +9,7 @@ namespace muster::launcher {
 
 namespace {
 
-using Kind = membership::Cause::Kind;
+using CauseKind = membership::Cause::Kind;
 
 std::string named(const membership::Cause& cause) {
   if (cause.group_rank < 0) return cause.host;
@@ -17,9 +17,9 @@ std::string named(const membership::Cause& cause) {
 }
 
 std::string text_of(const membership::Cause& cause) {
-  if (cause.kind == Kind::kNodeLost) return fmt::format("lost {}: {}", named(cause), cause.text);
-  if (cause.kind == Kind::kNodeLeft) return fmt::format("{} left the job: {}", named(cause), cause.text);
-  if (cause.kind == Kind::kStale) return fmt::format("this node was away: {}", cause.text);
+  if (cause.kind == CauseKind::kNodeLost) return fmt::format("lost {}: {}", named(cause), cause.text);
+  if (cause.kind == CauseKind::kNodeLeft) return fmt::format("{} left the job: {}", named(cause), cause.text);
+  if (cause.kind == CauseKind::kStale) return fmt::format("this node was away: {}", cause.text);
   return cause.text;
 }
 
@@ -28,9 +28,9 @@ FailureNotice notice_of(const membership::Cause& cause) {
                     .rank = cause.rank,
                     .exit_code = cause.exit_code,
                     .text = text_of(cause)};
-  if (cause.kind == Kind::kNodeLost) out.lost_node = cause.group_rank;
+  if (cause.kind == CauseKind::kNodeLost) out.lost_node = cause.group_rank;
   // Its text names the node.
-  if (cause.kind == Kind::kNodeLost || cause.kind == Kind::kNodeLeft) out.node_rank = -1;
+  if (cause.kind == CauseKind::kNodeLost || cause.kind == CauseKind::kNodeLeft) out.node_rank = -1;
   return out;
 }
 
@@ -39,17 +39,17 @@ FailureNotice notice_of(const membership::Cause& cause) {
 FailureNotice outcome_of(const control::GenerationOver& over) {
   FailureNotice out = notice_of(over.cause);
   out.restart = true;
-  out.regroup = over.cause.kind != Kind::kWorkerFailed && over.cause.kind != Kind::kNodeLost;
+  out.regroup = over.cause.kind != CauseKind::kWorkerFailed && over.cause.kind != CauseKind::kNodeLost;
   return out;
 }
 
 AttemptOutcome outcome_of(const control::Closed& closed) {
-  const Kind kind = closed.cause.kind;
-  if (kind == Kind::kSucceeded) return AllSucceeded{};
+  const CauseKind kind = closed.cause.kind;
+  if (kind == CauseKind::kSucceeded) return AllSucceeded{};
   FailureNotice out = notice_of(closed.cause);
-  if (kind == Kind::kNodeLost || kind == Kind::kNodeLeft)
+  if (kind == CauseKind::kNodeLost || kind == CauseKind::kNodeLeft)
     out.exit_code = kExitPeerLost;
-  else if (kind == Kind::kTimeout || out.exit_code == 0)  // 0 would pass for success
+  else if (kind == CauseKind::kTimeout || out.exit_code == 0)  // 0 would pass for success
     out.exit_code = kExitRendezvous;
   return out;
 }

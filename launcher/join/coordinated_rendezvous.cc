@@ -57,7 +57,7 @@ std::string machine_id() {
   return fmt::format("{}/{}", boot, network.st_ino);
 }
 
-int exit_code_of(const Error& no_host) {
+int exit_code_without_host(const Error& no_host) {
   if (no_host.code == ErrorCode::kExhausted) return kExitPortInUse;
   if (no_host.code == ErrorCode::kInvalidArgument) return kExitUsage;
   if (no_host.code == ErrorCode::kTimeout || no_host.code == ErrorCode::kMismatch) return kExitRendezvous;
@@ -241,7 +241,7 @@ class CoordinatedRendezvous final : public Rendezvous {
  private:
   void connect(const Result<void>& host) {
     if (!joined_) return;  // declined meanwhile
-    if (!host) return fail_join(exit_code_of(host.error()), host.error().message);
+    if (!host) return fail_join(exit_code_without_host(host.error()), host.error().message);
     if (coordinator_->is_hosting())
       log_.info(fmt::format("this agent runs the coordinator at {}", coordinator_->title()));
     client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());

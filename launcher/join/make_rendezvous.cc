@@ -87,7 +87,7 @@ std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const J
 
 namespace {
 
-constexpr std::chrono::seconds kLeaveTimeout{10};
+constexpr std::chrono::seconds kLongLeaveTimeout{10};
 constexpr std::chrono::seconds kShortLeaveTimeout{1};
 
 /// The job is over here.
@@ -146,7 +146,7 @@ int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) 
     arm();
   }
   bool left = false;
-  const Millis timeout = hurried ? kShortLeaveTimeout : kLeaveTimeout;
+  const Millis timeout = hurried ? kShortLeaveTimeout : kLongLeaveTimeout;
   rendezvous->leave(timeout, [&] { left = true; });
   const Instant deadline = SteadyClock::now() + timeout;
   while (!left && signalled == 0 && SteadyClock::now() < deadline)

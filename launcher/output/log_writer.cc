@@ -22,10 +22,10 @@
 namespace muster::launcher {
 namespace {
 
-constexpr Millis kEndTimeout{3000};
+constexpr Millis kWriterEndTimeout{3000};
 // More in a pipe means fewer turns between its ends. The kernel may give less, or refuse.
 constexpr int kPipeBytes = 256 * 1024;
-constexpr std::size_t kReadBytes = 256 * 1024;
+constexpr std::size_t kWriterReadBytes = 256 * 1024;
 constexpr std::size_t kMaxPathBytes = 4096;
 constexpr int kReadsToFlush = 16;  // more than any pipe holds: who writes on is not waited for
 constexpr std::size_t kDescriptors = 2;
@@ -90,7 +90,10 @@ std::size_t first_end(std::string_view bytes) {
 class WriterProcess {
  public:
   WriterProcess(int channel, Rotation rules)
-      : channel_(channel), rules_(rules), epoll_(::epoll_create1(EPOLL_CLOEXEC)), buffer_(kReadBytes, '\0') {
+      : channel_(channel),
+        rules_(rules),
+        epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+        buffer_(kWriterReadBytes, '\0') {
     watch(channel_, EPOLL_CTL_ADD, EPOLLIN);
   }
 
@@ -254,7 +257,7 @@ LogWriter::~LogWriter() {
   boost::system::error_code ignored;
   channel_.close(ignored);
   process_.close_channel();
-  (void)process_.wait(SteadyClock::now() + kEndTimeout);
+  (void)process_.wait(SteadyClock::now() + kWriterEndTimeout);
 }
 
 void LogWriter::log(std::string_view text) {
@@ -291,7 +294,7 @@ Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::st
   request.link_bytes = static_cast<std::uint32_t>(link.size());
   request.number = first_ + streams_.size() - 1;
   const std::array<int, kDescriptors> descriptors{ends[0], file.get()};
-  const auto sent = send(process_.channel(), request, kEndTimeout, path, link, &descriptors);
+  const auto sent = send(process_.channel(), request, kWriterEndTimeout, path, link, &descriptors);
   if (sent) return out;
   if (sent.error().code != ErrorCode::kTimeout) {  // killed this moment: the launcher writes the file itself
     on_writer_end();
@@ -347,7 +350,7 @@ void LogWriter::on_writer_end() {
   log(
       fmt::format("the log writer (pid {}) was killed. muster writes the log files itself from now on, and "
                   "does not rotate them. Up to {} KiB of one rank's output may be missing",
-                  process_.pid(), kReadBytes / 1024));
+                  process_.pid(), kWriterReadBytes / 1024));
   for (const auto& stream : streams_) {
     if (!stream->reader) continue;
     stream->pipe.assign(stream->reader.release());

@@ -17,10 +17,10 @@ namespace {
 
 constexpr int kTries = 16;  // a name that moved while it was opened
 constexpr off_t kSearchBytes = off_t{32} << 20;
-constexpr std::size_t kReadBytes = 64 * 1024;
+constexpr std::size_t kTailReadBytes = 64 * 1024;
 
 /// The current file is number 0.
-std::string name_of(const std::string& path, int number) {
+std::string copy_name(const std::string& path, int number) {
   return number == 0 ? path : fmt::format("{}.{}", path, number);
 }
 
@@ -32,17 +32,17 @@ bool same_file(const struct stat& a, const struct stat& b) {
   return a.st_ino == b.st_ino && a.st_dev == b.st_dev;
 }
 
-struct Part {
+struct CopyPart {
   UniqueFd file;
   struct stat info;
 };
 
 /// The files of a log, oldest first, as they are now. Opened from the youngest on: one that is renamed
 /// meanwhile comes twice, and none is missed.
-std::vector<Part> open_log(const std::string& path, int keep) {
-  std::vector<Part> out;
+std::vector<CopyPart> open_log(const std::string& path, int keep) {
+  std::vector<CopyPart> out;
   for (int number = 0; number <= keep; ++number) {
-    Part part{open_to_read(name_of(path, number)), {}};
+    CopyPart part{open_to_read(copy_name(path, number)), {}};
     if (!part.file) {
       if (number > 0) break;
       continue;
@@ -66,7 +66,7 @@ Result<TailReader> TailReader::open(std::string path, int keep) {
 bool TailReader::is_named(int number) const {
   struct stat ours {
   }, named{};
-  return ::fstat(file_.get(), &ours) == 0 && ::stat(name_of(path_, number).c_str(), &named) == 0 &&
+  return ::fstat(file_.get(), &ours) == 0 && ::stat(copy_name(path_, number).c_str(), &named) == 0 &&
          same_file(ours, named);
 }
 
@@ -93,8 +93,8 @@ bool TailReader::next_file() {
     const auto number = this->number();
     if (number == 0) return false;
     int next = number.value_or(keep_ + 1) - 1;
-    UniqueFd file = open_to_read(name_of(path_, next));
-    while (!number && !file && next > 0) file = open_to_read(name_of(path_, --next));
+    UniqueFd file = open_to_read(copy_name(path_, next));
+    while (!number && !file && next > 0) file = open_to_read(copy_name(path_, --next));
     // Older files are renamed first: if this one has its name still, the next one had its own.
     if (!file || (number && !is_named(*number))) continue;
     skipped_ |= !number;
@@ -112,20 +112,20 @@ std::uint64_t TailReader::left() const {
     out =
         static_cast<std::uint64_t>(info.st_size - std::min(info.st_size, ::lseek(file_.get(), 0, SEEK_CUR)));
   for (int newer = number().value_or(keep_ + 1) - 1; newer >= 0; --newer)
-    if (::stat(name_of(path_, newer).c_str(), &info) == 0) out += static_cast<std::uint64_t>(info.st_size);
+    if (::stat(copy_name(path_, newer).c_str(), &info) == 0) out += static_cast<std::uint64_t>(info.st_size);
   return out;
 }
 
 std::optional<Cause> find_error_in_log(const std::string& path, int keep, off_t newest_bytes) {
-  std::vector<Part> parts = open_log(path, keep);
+  std::vector<CopyPart> parts = open_log(path, keep);
   if (!parts.empty()) parts.back().info.st_size = std::min(parts.back().info.st_size, newest_bytes);
   off_t size = 0;
-  for (const Part& part : parts) size += part.info.st_size;
+  for (const CopyPart& part : parts) size += part.info.st_size;
   const off_t skip_from = kSearchBytes, skip_to = std::max(kSearchBytes, size - kSearchBytes);
   ErrorWatch errors;
-  std::string block(kReadBytes, '\0');
+  std::string block(kTailReadBytes, '\0');
   off_t begin = 0;  // of the part, in the log
-  for (const Part& part : parts) {
+  for (const CopyPart& part : parts) {
     for (off_t at = 0; at < part.info.st_size;) {
       if (begin + at >= skip_from && begin + at < skip_to) {
         errors.feed("\n");  // what follows is no part of this line
@@ -149,7 +149,7 @@ std::optional<Cause> find_error_in_log(const std::string& path, int keep, off_t 
 std::vector<std::string> last_lines_of_log(const std::string& path, std::size_t count,
                                            std::size_t max_bytes) {
   std::string end;
-  const std::vector<Part> parts = open_log(path, 1);
+  const std::vector<CopyPart> parts = open_log(path, 1);
   for (auto part = parts.rbegin(); part != parts.rend() && end.size() < max_bytes; ++part) {
     std::string bytes(std::min(static_cast<std::size_t>(part->info.st_size), max_bytes - end.size()), '\0');
     const ssize_t n = ::pread(part->file.get(), bytes.data(), bytes.size(),

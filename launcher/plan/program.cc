@@ -53,13 +53,13 @@ tl::unexpected<Error> not_executable(std::string message) {
   return fail(ErrorCode::kUnsupported, std::move(message));
 }
 
-enum class Kind { kMissing, kDirectory, kFile, kExecutable };
+enum class FileKind { kMissing, kDirectory, kFile, kExecutable };
 
-Kind kind_of(const std::string& path) {
+FileKind kind_of(const std::string& path) {
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return Kind::kMissing;
-  if (S_ISDIR(info.st_mode)) return Kind::kDirectory;
-  return ::access(path.c_str(), X_OK) == 0 ? Kind::kExecutable : Kind::kFile;
+  if (::stat(path.c_str(), &info) != 0) return FileKind::kMissing;
+  if (S_ISDIR(info.st_mode)) return FileKind::kDirectory;
+  return ::access(path.c_str(), X_OK) == 0 ? FileKind::kExecutable : FileKind::kFile;
 }
 
 bool is_elf(const std::string& path) {
@@ -79,7 +79,7 @@ std::string as_path(const std::string& name) {
 Result<std::string> find_python(const Environment& environment) {
   if (const auto chosen = lookup(environment, "PYTHON_EXEC"); chosen && !chosen->empty()) {
     if (chosen->find('/') != std::string_view::npos) {
-      if (kind_of(std::string(*chosen)) == Kind::kExecutable) return std::string(*chosen);
+      if (kind_of(std::string(*chosen)) == FileKind::kExecutable) return std::string(*chosen);
     } else if (auto found = search_path(*chosen, environment)) {
       return *found;
     }
@@ -87,7 +87,7 @@ Result<std::string> find_python(const Environment& environment) {
   }
   if (const auto venv = lookup(environment, "VIRTUAL_ENV"); venv && !venv->empty()) {
     const std::string path = std::string(*venv) + "/bin/python";
-    if (kind_of(path) == Kind::kExecutable) return path;
+    if (kind_of(path) == FileKind::kExecutable) return path;
   }
   for (const std::string_view name : {"python3", "python"})
     if (auto found = search_path(name, environment)) return *found;
@@ -137,7 +137,7 @@ std::optional<std::string> search_path(std::string_view name, const Environment&
   const std::string_view path = lookup(environment, "PATH").value_or("/usr/local/bin:/usr/bin:/bin");
   for (const std::string_view directory : split(path, ':')) {
     std::string candidate = fmt::format("{}/{}", directory.empty() ? "." : directory, name);
-    if (kind_of(candidate) == Kind::kExecutable) return candidate;
+    if (kind_of(candidate) == FileKind::kExecutable) return candidate;
   }
   return std::nullopt;
 }
@@ -161,11 +161,11 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
   if (name.empty()) return usage("the program's name is empty; is the variable unset that should hold it?");
   const bool varies =
       name.find("$local_rank") != std::string::npos || name.find("${local_rank}") != std::string::npos;
-  const Kind kind = kind_of(name);
+  const FileKind kind = kind_of(name);
   const bool path_like = name.find('/') != std::string::npos;
 
   if (options.run_path) {
-    if (kind == Kind::kMissing && !varies)
+    if (kind == FileKind::kMissing && !varies)
       return missing(fmt::format("{}: no such file; --run-path needs a script", name));
     return with_python(options, environment);
   }
@@ -174,12 +174,12 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     // As execvp does: a name without a slash is only looked for on PATH.
     if (!path_like) {
       if (auto found = search_path(name, environment)) return direct(std::move(*found), options);
-      return missing(
-          fmt::format("{}: not found on PATH{}", name,
-                      kind == Kind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name)));
+      return missing(fmt::format(
+          "{}: not found on PATH{}", name,
+          kind == FileKind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name)));
     }
-    if (kind == Kind::kExecutable) return direct(name, options);
-    if (kind == Kind::kMissing) return missing(fmt::format("{}: no such file", name));
+    if (kind == FileKind::kExecutable) return direct(name, options);
+    if (kind == FileKind::kMissing) return missing(fmt::format("{}: no such file", name));
     return not_executable(fmt::format(
         "{}: not an executable file; chmod +x it, or run it without --no-python if it is a Python script",
         name));
@@ -189,19 +189,19 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     return name.ends_with(".py") ? with_python(options, environment)
                                  : Result<Command>(direct(as_path(name), options));
   switch (kind) {
-    case Kind::kDirectory:
-      if (kind_of(name + "/__main__.py") != Kind::kMissing) return with_python(options, environment);
+    case FileKind::kDirectory:
+      if (kind_of(name + "/__main__.py") != FileKind::kMissing) return with_python(options, environment);
       return not_executable(fmt::format("{}: a directory without a __main__.py", name));
-    case Kind::kExecutable:
+    case FileKind::kExecutable:
       if (name.ends_with(".py") || name.ends_with(".pyz")) return with_python(options, environment);
       return direct(as_path(name), options);
-    case Kind::kFile:
+    case FileKind::kFile:
       if (::access(name.c_str(), R_OK) != 0)
         return not_executable(errno_error(name, errno).message + "; is it yours to run?");
       if (is_elf(name))
         return not_executable(fmt::format("{}: a program without execute permission; chmod +x it", name));
       return with_python(options, environment);
-    case Kind::kMissing:
+    case FileKind::kMissing:
       break;
   }
   if (name.ends_with(".py"))

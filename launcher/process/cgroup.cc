@@ -22,8 +22,8 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kMaxFileBytes = std::size_t{4} << 20;
-constexpr int kMaxDepth = 32;
+constexpr std::size_t kMaxGroupFileBytes = std::size_t{4} << 20;
+constexpr int kMaxGroupDepth = 32;
 
 std::vector<std::string> subdirectories(const std::string& directory) {
   std::vector<std::string> out;
@@ -35,7 +35,7 @@ std::vector<std::string> subdirectories(const std::string& directory) {
 }
 
 void collect_processes(const std::string& directory, int depth, std::vector<pid_t>& out) {
-  const std::string text = read_file(directory + "/cgroup.procs", kMaxFileBytes).value_or("");
+  const std::string text = read_file(directory + "/cgroup.procs", kMaxGroupFileBytes).value_or("");
   for (const pid_t pid : parse_pids(text)) out.push_back(pid);
   if (depth == 0) return;
   for (const std::string& below : subdirectories(directory)) collect_processes(below, depth - 1, out);
@@ -118,8 +118,8 @@ std::vector<std::string> candidates(std::string_view cgroup, std::string_view mo
 }
 
 std::string own_directory(const std::string& proc) {
-  const auto cgroup = read_file(proc + "/cgroup", kMaxFileBytes);
-  const auto mountinfo = read_file(proc + "/mountinfo", kMaxFileBytes);
+  const auto cgroup = read_file(proc + "/cgroup", kMaxGroupFileBytes);
+  const auto mountinfo = read_file(proc + "/mountinfo", kMaxGroupFileBytes);
   if (!cgroup || !mountinfo) return {};
   for (const std::string& directory : candidates(*cgroup, *mountinfo)) {
     std::vector<pid_t> here;
@@ -139,7 +139,7 @@ int write(const std::string& file, std::string_view text) {
 
 std::vector<pid_t> processes(const std::string& directory) {
   std::vector<pid_t> out;
-  collect_processes(directory, kMaxDepth, out);
+  collect_processes(directory, kMaxGroupDepth, out);
   return out;
 }
 
@@ -164,7 +164,7 @@ bool wait_until_empty(const std::string& directory, Instant deadline) {
 }
 
 bool remove(const std::string& directory) {
-  return remove_below(directory, kMaxDepth);
+  return remove_below(directory, kMaxGroupDepth);
 }
 
 std::vector<pid_t> clear(const std::vector<std::string>& directories, Instant deadline) {
@@ -208,8 +208,8 @@ std::optional<std::int64_t> parse_oom_kills(std::string_view text) {
 }
 
 OomKillCounter::OomKillCounter(const std::string& proc) {
-  const auto cgroup = read_file(proc + "/cgroup", kMaxFileBytes);
-  const auto mountinfo = read_file(proc + "/mountinfo", kMaxFileBytes);
+  const auto cgroup = read_file(proc + "/cgroup", kMaxGroupFileBytes);
+  const auto mountinfo = read_file(proc + "/mountinfo", kMaxGroupFileBytes);
   if (cgroup && mountinfo) path_ = cgroup_memory_file(*cgroup, *mountinfo);
   seen_ = count().value_or(0);
 }
@@ -221,7 +221,7 @@ std::int64_t OomKillCounter::take_new() {
 
 std::optional<std::int64_t> OomKillCounter::count() const {
   if (path_.empty()) return std::nullopt;
-  const auto text = read_file(path_, kMaxFileBytes);
+  const auto text = read_file(path_, kMaxGroupFileBytes);
   return text ? parse_oom_kills(*text) : std::nullopt;
 }
 

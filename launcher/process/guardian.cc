@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kPathBytes = 4096;
 constexpr std::chrono::seconds kCgroupTimeout{5};
-constexpr std::chrono::seconds kEndTimeout{5};  // it has nothing to do then
+constexpr std::chrono::seconds kGuardianEndTimeout{5};  // it has nothing to do then
 constexpr char kEndMessage = 'b';
 
 void keep(const std::string& path, char (&to)[kPathBytes]) {
@@ -64,7 +64,7 @@ Guardian::~Guardian() {
   if (!shared_) return;
   (void)::send(process_.channel(), &kEndMessage, 1, MSG_NOSIGNAL);
   process_.close_channel();
-  (void)process_.wait(SteadyClock::now() + kEndTimeout);
+  (void)process_.wait(SteadyClock::now() + kGuardianEndTimeout);
 }
 
 void Guardian::remove_afterwards(const std::string& directory) {

@@ -19,7 +19,7 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kMaxBytes = 4096;
+constexpr std::size_t kMaxStatBytes = 4096;
 constexpr std::size_t kParent = 4, kStart = 22, kArgumentsBegin = 48,
                       kArgumentsEnd = 49;  // fields, from 1 on
 
@@ -29,7 +29,7 @@ std::optional<ProcessStat> read_process_stat(pid_t pid, pid_t thread) {
   if (pid == 0) pid = ::getpid();
   const auto path =
       thread == 0 ? fmt::format("/proc/{}/stat", pid) : fmt::format("/proc/{}/task/{}/stat", pid, thread);
-  const auto text = read_file(path, kMaxBytes);
+  const auto text = read_file(path, kMaxStatBytes);
   if (!text) return std::nullopt;
   // "77 (a name) with ) in it) S 1 ...": after the last parenthesis. Without a stream, whose pages and locale
   // cost each process that muster forks 0.5 MB.

@@ -90,7 +90,7 @@ long clone_into(clone_args* arguments, int (*body)(void*), void* argument) {
 
 constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr std::size_t kGuardBytes = 4096;
-constexpr Millis kReapTimeout{1000};  // for a child that could not execute
+constexpr Millis kSpawnReapTimeout{1000};  // for a child that could not execute
 
 /// The kernel's own layout: glibc's sigaction() is intercepted by sanitizers, which keep tables in the shared
 /// memory.
@@ -362,7 +362,7 @@ Result<void> Spawner::wait_exec(std::size_t slot_index) {
 
 void reap_failed(int pidfd) {
   send_signal(pidfd, SIGKILL);
-  wait_for_end(pidfd, SteadyClock::now() + kReapTimeout);
+  wait_for_end(pidfd, SteadyClock::now() + kSpawnReapTimeout);
   (void)reap_child(pidfd);
 }
 

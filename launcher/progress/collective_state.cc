@@ -15,7 +15,7 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::array<std::string_view, 5> kStates = {"none", "begun", "finished", "failed", "gone"};
+constexpr std::array<std::string_view, 5> kStateNames = {"none", "begun", "finished", "failed", "gone"};
 constexpr std::array<std::string_view, 5> kStateTexts = {"unknown", "begun, not finished", "finished",
                                                          "failed", "finished, its group is gone"};
 constexpr std::size_t kMostShown = 3;
@@ -40,10 +40,10 @@ PageSlot slot_of(std::string_view page, std::size_t index) {
 bool is_group(const PageSlot& slot) {
   return slot.owner != 0 && slot.version != 0 &&
          static_cast<std::size_t>(slot.operation) < kPageOperations.size() &&
-         static_cast<std::size_t>(slot.state) < kStates.size();
+         static_cast<std::size_t>(slot.state) < kStateNames.size();
 }
 
-std::string size_text(std::uint64_t bytes) {
+std::string bytes_text(std::uint64_t bytes) {
   constexpr std::array<std::string_view, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   std::size_t unit = 0;
   auto value = static_cast<double>(bytes);
@@ -104,7 +104,7 @@ std::string title_of(const CollectiveState& state) {
   std::string out = state.operation == PageOperation::kNone
                         ? std::string("no collective yet")
                         : fmt::format("{} #{}", name_of(state.operation), state.sequence);
-  if (state.size_bytes != 0) out += fmt::format(" of {}", size_text(state.size_bytes));
+  if (state.size_bytes != 0) out += fmt::format(" of {}", bytes_text(state.size_bytes));
   if (state.group != kUsualGroup) out += fmt::format(" in group \"{}\"", state.group);
   return out;
 }
@@ -127,7 +127,7 @@ std::string describe(std::span<const CollectiveState> states) {
 }
 
 std::string_view name_of(PageState state) {
-  return kStates.at(static_cast<std::size_t>(state));
+  return kStateNames.at(static_cast<std::size_t>(state));
 }
 std::string_view name_of(PageOperation operation) {
   return kPageOperations.at(static_cast<std::size_t>(operation));

@@ -27,8 +27,8 @@
 namespace muster::launcher {
 namespace {
 
-constexpr std::size_t kMostBytes = std::size_t{4} << 20;  // of an environment or a command line
-constexpr int kMostAbove = 1000;                          // processes above one: a loop would be a race
+constexpr std::size_t kMostProcessBytes = std::size_t{4} << 20;  // of an environment or a command line
+constexpr int kMostAbove = 1000;  // processes above one: a loop would be a race
 constexpr std::size_t kMostHolders = 1000;
 
 constexpr std::string_view kAgentName = "muster";  // and a version, perhaps
@@ -84,11 +84,12 @@ std::optional<SeenProcess> see(std::int32_t pid, bool whole) {
   if (!whole) return out;
   out.user = user_name(out.uid);
   out.since = boot_time() + static_cast<std::int64_t>(stat->start_ticks) / ::sysconf(_SC_CLK_TCK);
-  std::string command = read_file(fmt::format("/proc/{}/cmdline", pid), kMostBytes).value_or("");
+  std::string command = read_file(fmt::format("/proc/{}/cmdline", pid), kMostProcessBytes).value_or("");
   std::replace(command.begin(), command.end(), '\0', ' ');
   out.command = one_clean_line(command);
   if (out.command.empty()) out.command = fmt::format("[{}]", one_clean_line(stat->name));
-  const std::string environment = read_file(fmt::format("/proc/{}/environ", pid), kMostBytes).value_or("");
+  const std::string environment =
+      read_file(fmt::format("/proc/{}/environ", pid), kMostProcessBytes).value_or("");
   for (const std::string_view variable : split(environment, '\0')) {
     const auto take = [&](std::string_view name, std::string& to) {
       if (variable.starts_with(name) && variable.substr(name.size()).starts_with('='))

@@ -19,7 +19,7 @@ namespace {
 
 using Figures = Nvml::Figures;
 
-constexpr double kMiB = 1 << 20;
+constexpr double kBytesPerMiB = 1 << 20;
 
 struct GpuMetric {
   std::string_view name;
@@ -34,9 +34,9 @@ constexpr GpuMetric kGpuMetrics[] = {
     {"DCGM_FI_DEV_MEM_COPY_UTIL", MetricType::kGauge, "Memory utilization (in %).",
      &Figures::memory_util_percent},
     {"DCGM_FI_DEV_FB_USED", MetricType::kGauge, "Framebuffer memory used (in MiB).",
-     &Figures::memory_used_bytes, kMiB},
+     &Figures::memory_used_bytes, kBytesPerMiB},
     {"DCGM_FI_DEV_FB_FREE", MetricType::kGauge, "Framebuffer memory free (in MiB).",
-     &Figures::memory_free_bytes, kMiB},
+     &Figures::memory_free_bytes, kBytesPerMiB},
     {"DCGM_FI_DEV_POWER_USAGE", MetricType::kGauge, "Power draw (in W).", &Figures::power_w},
     {"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", MetricType::kCounter,
      "Total energy consumption since boot (in mJ).", &Figures::energy_mj},

@@ -17,9 +17,9 @@ namespace muster::launcher {
 namespace {
 
 constexpr Millis kBetweenLooks{20};      // NVML has no event for it
-constexpr Millis kDriverTimeout{1000};   // beyond the wait itself
+constexpr Millis kReleaseTimeout{1000};  // beyond the wait itself
 constexpr std::size_t kMostHolds = 500;  // that are told of
-constexpr std::size_t kMostBytes = 256 * 1024;
+constexpr std::size_t kMostReleaseBytes = 256 * 1024;
 
 }  // namespace
 
@@ -96,20 +96,20 @@ bool GpuRelease::begin(Millis timeout, Done done) {
   timeout_ = timeout;
   done_ = std::move(done);
   output_.assign(::fcntl(helper_->channel(), F_DUPFD_CLOEXEC, 0));
-  lifetime_.call_at(deadline_, deadline + kDriverTimeout, [this] { finish(); });
+  lifetime_.call_at(deadline_, deadline + kReleaseTimeout, [this] { finish(); });
   lifetime_.when_readable(output_, [this] { finish(); });
   return true;
 }
 
 void GpuRelease::finish() {
   std::vector<std::string> lines;
-  std::string bytes(kMostBytes, '\0');
+  std::string bytes(kMostReleaseBytes, '\0');
   const ssize_t n = retry_eintr([&] { return ::recv(helper_->channel(), bytes.data(), bytes.size(), 0); });
   if (n > 0)
     ArchiveReader{std::string_view(bytes).substr(0, static_cast<std::size_t>(n))}(lines);
   else
     lines.push_back(fmt::format("the GPU driver did not tell within {:.0f} s which processes hold its memory",
-                                std::chrono::duration<double>(timeout_ + kDriverTimeout).count()));
+                                std::chrono::duration<double>(timeout_ + kReleaseTimeout).count()));
   const Done done = std::move(done_);
   cancel();
   done(std::move(lines));

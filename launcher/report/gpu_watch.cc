@@ -27,11 +27,11 @@ namespace {
 
 constexpr Millis kEventWait{5000};  // of one call; an event ends it at once
 constexpr int kMostFailures = 30;   // of waits in a row, a second apart: the driver will not recover
-constexpr std::size_t kMostEvents = 64;
-constexpr std::size_t kMostBytes = 256 * 1024;
-constexpr Millis kBetweenReadings{1000};   // NVML's own figures are means of up to a second
-constexpr Millis kLookedAt{60'000};        // after a look: as long as most scrape intervals
-constexpr std::size_t kMostHolders = 128;  // a message holds the command lines of as many
+constexpr std::size_t kMostEventsSent = 64;
+constexpr std::size_t kMostWatchBytes = 256 * 1024;
+constexpr Millis kBetweenReadings{1000};       // NVML's own figures are means of up to a second
+constexpr Millis kLookedAt{60'000};            // after a look: as long as most scrape intervals
+constexpr std::size_t kMostHoldersSent = 128;  // a message holds the command lines of as many
 constexpr char kAskFigures = 'f', kAskHolders = 'h';
 
 /// From the child: all GPUs, and then each event, and who holds the GPUs.
@@ -103,7 +103,7 @@ class GpuServer {
 
   std::vector<GpuHolder> holders() const {
     std::vector<GpuHolder> out = find_gpu_holders(nvml_);
-    if (out.size() > kMostHolders) out.resize(kMostHolders);
+    if (out.size() > kMostHoldersSent) out.resize(kMostHoldersSent);
     return out;
   }
 
@@ -175,7 +175,7 @@ Result<GpuWatch> GpuWatch::start(const GpuPaths& paths) {
 /// The next message. False: there is none now.
 bool GpuWatch::read_one() {
   if (closed_) return false;
-  std::string bytes(kMostBytes, '\0');
+  std::string bytes(kMostWatchBytes, '\0');
   const ssize_t n = retry_eintr([&] { return ::recv(process_.channel(), bytes.data(), bytes.size(), 0); });
   if (n <= 0) {
     closed_ = n == 0 || errno != EAGAIN;
@@ -187,7 +187,7 @@ bool GpuWatch::read_one() {
     gpus_ = *gpus;
   else if (auto* holders = std::get_if<std::vector<GpuHolder>>(&message))
     holders_ = std::move(*holders);
-  else if (events_.size() < kMostEvents)
+  else if (events_.size() < kMostEventsSent)
     events_.push_back(std::get<std::string>(message));
   return true;
 }

@@ -199,7 +199,7 @@ std::string with_error_code(std::string_view text, int code) {
 
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kJobReportVersion = 1;
 
 Json to_object(const WorkerOutcome& worker) {
   Json out{{"rank", worker.rank},
@@ -339,7 +339,7 @@ Result<NodeReport> node_report_from_message(std::string_view bytes) {
 }
 
 std::string to_json(const JobReport& report, const Verdict& verdict) {
-  Json out{{"version", kVersion},
+  Json out{{"version", kJobReportVersion},
            {"program", report.program},
            {"run_id", report.run_id},
            {"exit_status", report.notice.exit_code},
@@ -366,7 +366,7 @@ std::string to_json(const JobReport& report, const Verdict& verdict) {
   return json::dump(out, 2);
 }
 
-std::string one_line(const WorkerOutcome& outcome, const std::string& host) {
+std::string outcome_line(const WorkerOutcome& outcome, const std::string& host) {
   const std::string why = reason(outcome.cause);
   return fmt::format("rank {} (local_rank {}, pid {}) on {} {}{}", outcome.rank, outcome.local_rank,
                      outcome.pid, host, how_it_ended(outcome.end),

@@ -104,6 +104,6 @@ using LocalTime = std::function<std::string(std::int64_t seconds)>;  // "2026-11
 
 /// "rank 3 (local_rank 1, pid 77) on host-a exited with code 7 (ValueError: boom at train.py:12)": the first
 /// line a person should read.
-[[nodiscard]] std::string one_line(const WorkerOutcome& outcome, const std::string& host);
+[[nodiscard]] std::string outcome_line(const WorkerOutcome& outcome, const std::string& host);
 
 }  // namespace muster::launcher

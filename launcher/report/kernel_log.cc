@@ -69,7 +69,7 @@ Entry find(int number) {
   return found == kEntries.end() ? Entry{} : *found;
 }
 
-constexpr std::size_t kMaxLines = 10'000;  // of one look: a driver in distress repeats itself
+constexpr std::size_t kMaxLogRecords = 10'000;  // of one look: a driver in distress repeats itself
 
 /// The number that follows `name`, which may be quoted; 0 if there is none.
 int number_after(std::string_view line, std::string_view name) {
@@ -134,7 +134,7 @@ std::vector<std::string> KernelLog::take_new() {
   if (!file_) return out;
   LineSplitter lines;
   char block[8192];
-  while (out.size() < kMaxLines) {
+  while (out.size() < kMaxLogRecords) {
     const ssize_t n = retry_eintr([&] { return ::read(file_.get(), block, sizeof block); });
     if (n < 0 && errno == EPIPE) continue;  // records were overwritten before they were read
     if (n <= 0) break;

@@ -14,7 +14,7 @@
 
 namespace muster::launcher {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 EventTime EventTime::now() {
   return {std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(),
@@ -22,21 +22,21 @@ EventTime EventTime::now() {
 }
 
 std::string event_line(std::string_view event, const Job& job, const std::optional<Assignment>& assignment,
-                       const EventTime& time, const Json& fields) {
-  Json out{{"time", time.wall_s},
-           {"monotonic", time.monotonic_s},
-           {"event", event},
-           {"run_id", job.run_id},
-           {"host", job.host}};
+                       const EventTime& time, const OrderedJson& fields) {
+  OrderedJson out{{"time", time.wall_s},
+                  {"monotonic", time.monotonic_s},
+                  {"event", event},
+                  {"run_id", job.run_id},
+                  {"host", job.host}};
   if (assignment) out["node"] = assignment->group_rank;
   if (assignment) out["generation"] = assignment->generation;
   out["restarts"] = assignment ? assignment->attempt : 0;
   for (const auto& [key, value] : fields.items())
     if (value != "") out[key] = value;
   for (std::size_t most = 500;; most /= 2) {
-    std::string line = out.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+    std::string line = out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
     if (line.size() <= kMaxEventBytes) return line;
-    for (Json& value : out)
+    for (OrderedJson& value : out)
       if (value.is_string()) value = value.get_ref<const std::string&>().substr(0, most);
   }
 }

@@ -26,7 +26,7 @@ bool is_name(std::string_view text) {
          (text[0] < '0' || text[0] > '9');
 }
 
-bool is_number(std::string_view text) {
+bool is_sample_value(std::string_view text) {
   double value = 0;
   const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool plain =
@@ -66,7 +66,7 @@ void add_sample(Family& family, std::string_view line, std::size_t node) {
     rest = labels;
     if (!take_labels(rest)) return;
   }
-  if (!rest.starts_with(' ') || !is_number(rest.substr(1))) return;
+  if (!rest.starts_with(' ') || !is_sample_value(rest.substr(1))) return;
   family.samples += labels.empty() ? fmt::format("{}{{node=\"{}\"}}{}\n", name, node, rest)
                                    : fmt::format("{}{{node=\"{}\",{}\n", name, node, labels);
 }

@@ -13,10 +13,10 @@
 namespace muster::launcher {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// Six digits are enough for a page, and four thousand ranks send less.
-Json rounded(std::optional<double> value) {
+OrderedJson rounded(std::optional<double> value) {
   if (!value || !std::isfinite(*value)) return nullptr;
   if (*value == 0) return 0;
   // Not by pow() and log10(): a program with the static libm has neither (see CMakeLists.txt).
@@ -26,15 +26,15 @@ Json rounded(std::optional<double> value) {
 }
 
 template <class T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
+OrderedJson or_null(const std::optional<T>& value) {
+  return value ? OrderedJson(*value) : OrderedJson(nullptr);
 }
 
-Json text_or_null(const std::string& text) {
-  return text.empty() ? Json(nullptr) : Json(text);
+OrderedJson text_or_null(const std::string& text) {
+  return text.empty() ? OrderedJson(nullptr) : OrderedJson(text);
 }
 
-Json json_of(const GpuReading& gpu) {
+OrderedJson json_of(const GpuReading& gpu) {
   return {{"gpu", gpu.index},
           {"uuid", text_or_null(gpu.uuid)},
           {"name", text_or_null(gpu.name)},
@@ -48,12 +48,12 @@ Json json_of(const GpuReading& gpu) {
           {"ranks", gpu.ranks}};
 }
 
-Json announced(const std::optional<Announcement>& what) {
+OrderedJson announced(const std::optional<Announcement>& what) {
   if (!what) return nullptr;
   return {{"text", what->text}, {"report", text_or_null(what->report)}};
 }
 
-Json columns(const NodesSeen& nodes, int world_size, int straggler, bool with_times) {
+OrderedJson columns(const NodesSeen& nodes, int world_size, int straggler, bool with_times) {
   std::vector<const RankStatus*> by_rank(static_cast<std::size_t>(world_size));
   std::vector<int> node_of(by_rank.size(), -1);
   for (const auto& [node, seen] : nodes)
@@ -62,20 +62,23 @@ Json columns(const NodesSeen& nodes, int world_size, int straggler, bool with_ti
         by_rank[static_cast<std::size_t>(rank.rank)] = &rank;
         node_of[static_cast<std::size_t>(rank.rank)] = node;
       }
-  Json out = Json::object();
-  const auto column = [&](const char* name, const std::function<Json(const RankStatus&)>& value) {
-    Json& list = out[name] = Json::array();
-    for (const RankStatus* rank : by_rank) list.push_back(rank == nullptr ? Json(nullptr) : value(*rank));
+  OrderedJson out = OrderedJson::object();
+  const auto column = [&](const char* name, const std::function<OrderedJson(const RankStatus&)>& value) {
+    OrderedJson& list = out[name] = OrderedJson::array();
+    for (const RankStatus* rank : by_rank)
+      list.push_back(rank == nullptr ? OrderedJson(nullptr) : value(*rank));
   };
-  Json& ranks = out["rank"] = Json::array();
+  OrderedJson& ranks = out["rank"] = OrderedJson::array();
   for (int rank = 0; rank < world_size; ++rank) ranks.push_back(rank);
-  column("local_rank", [](const RankStatus& rank) -> Json { return rank.local_rank; });
-  Json& node = out["node"] = Json::array();
-  for (const int each : node_of) node.push_back(each < 0 ? Json(nullptr) : Json(each));
-  column("pid",
-         [](const RankStatus& rank) -> Json { return rank.pid == 0 ? Json(nullptr) : Json(rank.pid); });
-  column("state",
-         [](const RankStatus& rank) -> Json { return kWorkerStates[static_cast<std::size_t>(rank.state)]; });
+  column("local_rank", [](const RankStatus& rank) -> OrderedJson { return rank.local_rank; });
+  OrderedJson& node = out["node"] = OrderedJson::array();
+  for (const int each : node_of) node.push_back(each < 0 ? OrderedJson(nullptr) : OrderedJson(each));
+  column("pid", [](const RankStatus& rank) -> OrderedJson {
+    return rank.pid == 0 ? OrderedJson(nullptr) : OrderedJson(rank.pid);
+  });
+  column("state", [](const RankStatus& rank) -> OrderedJson {
+    return kWorkerStates[static_cast<std::size_t>(rank.state)];
+  });
   column("epoch", [](const RankStatus& rank) { return or_null(rank.epoch); });
   column("step", [](const RankStatus& rank) { return or_null(rank.step); });
   column("steps", [](const RankStatus& rank) { return or_null(rank.steps); });
@@ -85,12 +88,13 @@ Json columns(const NodesSeen& nodes, int world_size, int straggler, bool with_ti
   column("throughput", [](const RankStatus& rank) { return rounded(rank.throughput); });
   column("resident_bytes", [](const RankStatus& rank) { return rounded(rank.resident_bytes); });
   column("cpu_s", [](const RankStatus& rank) { return rounded(rank.cpu_s); });
-  column("idle_s", [&](const RankStatus& rank) { return with_times ? rounded(rank.idle_s) : Json(nullptr); });
-  column("straggler", [&](const RankStatus& rank) -> Json { return rank.rank == straggler; });
+  column("idle_s",
+         [&](const RankStatus& rank) { return with_times ? rounded(rank.idle_s) : OrderedJson(nullptr); });
+  column("straggler", [&](const RankStatus& rank) -> OrderedJson { return rank.rank == straggler; });
   return out;
 }
 
-Json events_of(const NodesSeen& nodes) {
+OrderedJson events_of(const NodesSeen& nodes) {
   struct Event {
     const JobEvent* event;
     const std::string* host;
@@ -101,11 +105,11 @@ Json events_of(const NodesSeen& nodes) {
   std::stable_sort(all.begin(), all.end(),
                    [](const Event& a, const Event& b) { return a.event->time_s < b.event->time_s; });
   if (all.size() > kMostEvents) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(kMostEvents));
-  Json out = Json::array();
+  OrderedJson out = OrderedJson::array();
   for (const auto& [event, host] : all)
     out.push_back({{"time", event->time_s},
                    {"event", event->event},
-                   {"rank", event->rank < 0 ? Json(nullptr) : Json(event->rank)},
+                   {"rank", event->rank < 0 ? OrderedJson(nullptr) : OrderedJson(event->rank)},
                    {"host", *host},
                    {"text", event->text}});
   return out;
@@ -139,27 +143,27 @@ bool makes_sense(const NodeStatus& status, int node, const Assignment& assignmen
 std::string job_status_json(const JobFacts& facts, const NodesSeen& nodes, bool with_times) {
   const auto& place = facts.status.assignment;
   const auto state = [](AgentState each) { return kAgentStates[static_cast<std::size_t>(each)]; };
-  Json out;
+  OrderedJson out;
   out["job"] = {{"run_id", facts.job.run_id},
                 {"program", facts.job.command.title},
                 {"state", state(facts.status.state)},
-                {"generation", place ? Json(place->generation) : Json(nullptr)},
+                {"generation", place ? OrderedJson(place->generation) : OrderedJson(nullptr)},
                 {"restarts", place ? place->attempt : 0},
                 {"max_restarts", facts.job.max_restarts},
-                {"nodes", place ? Json(place->group_world_size) : Json(nullptr)},
-                {"world_size", place ? Json(place->world_size) : Json(nullptr)},
+                {"nodes", place ? OrderedJson(place->group_world_size) : OrderedJson(nullptr)},
+                {"world_size", place ? OrderedJson(place->world_size) : OrderedJson(nullptr)},
                 {"began", facts.began_s},
-                {"now", with_times ? Json(facts.now_s) : Json(nullptr)},
+                {"now", with_times ? OrderedJson(facts.now_s) : OrderedJson(nullptr)},
                 {"version", facts.version}};
-  Json& list = out["nodes"] = Json::array();
+  OrderedJson& list = out["nodes"] = OrderedJson::array();
   for (const auto& [node, seen] : nodes) {
-    Json gpus = Json::array();
+    OrderedJson gpus = OrderedJson::array();
     for (const GpuReading& gpu : seen.status.gpus) gpus.push_back(json_of(gpu));
     const double age_s = std::chrono::duration<double>(facts.now - seen.at).count();
     list.push_back({{"node", node},
                     {"host", seen.status.host},
                     {"state", seen.status.state},
-                    {"age_s", with_times ? rounded(std::max(0.0, age_s)) : Json(nullptr)},
+                    {"age_s", with_times ? rounded(std::max(0.0, age_s)) : OrderedJson(nullptr)},
                     {"status_address", text_or_null(seen.status.status_address)},
                     {"gpus", std::move(gpus)}});
   }
@@ -177,7 +181,7 @@ std::string job_status_json(const JobFacts& facts, const NodesSeen& nodes, bool 
   out["events"] = events_of(nodes);
   out["failure"] = announced(facts.status.failure);
   out["hang"] = announced(facts.status.hang);
-  return out.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace muster::launcher

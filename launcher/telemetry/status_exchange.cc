@@ -17,7 +17,7 @@
 namespace muster::launcher {
 namespace {
 
-using Kind = control::Status::Kind;
+using StatusKind = control::Status::Kind;
 
 constexpr std::chrono::seconds kLook{1};
 constexpr std::chrono::seconds kRareLook{5};  // at workers that report nothing
@@ -79,7 +79,7 @@ void StatusExchange::tick() {
   NodeStatus out = here;
   if (out.events.size() > kEventsSent)
     out.events.erase(out.events.begin(), out.events.end() - static_cast<std::ptrdiff_t>(kEventsSent));
-  send(Kind::kNode, to_node_message(std::move(out)));
+  send(StatusKind::kNode, to_node_message(std::move(out)));
 }
 
 const NodeStatus& StatusExchange::look_here() {
@@ -157,14 +157,14 @@ void StatusExchange::look() {
   const auto& place = telemetry_.status().assignment;
   if (is_first() && place && place->group_world_size > 1 && asked_until_ - now < kLease / 2) {
     asked_until_ = now + kLease;
-    send(Kind::kRequestStatus, {}, kLease);
+    send(StatusKind::kRequestStatus, {}, kLease);
   }
   if (idle) wait();
 }
 
 // The other nodes.
 
-void StatusExchange::send(Kind kind, std::string payload, Millis lease) {
+void StatusExchange::send(StatusKind kind, std::string payload, Millis lease) {
   if (!send_) return;
   control::Status message;
   message.kind = kind;
@@ -179,7 +179,7 @@ void StatusExchange::receive(const control::Status& message) {
   const auto& place = telemetry_.status().assignment;
   if (!place || message.to_all() == is_first()) return;
   switch (message.kind) {
-    case Kind::kNode: {
+    case StatusKind::kNode: {
       auto read = from_node_message<NodeStatus>(message.payload, "a node's status");
       if (!read || !makes_sense(*read, message.group_rank, *place)) return;
       read->host = message.host;
@@ -195,7 +195,7 @@ void StatusExchange::receive(const control::Status& message) {
       seen = {*std::move(read), SteadyClock::now()};
       return;
     }
-    case Kind::kLog: {
+    case StatusKind::kLog: {
       auto read = from_node_message<LogAnswer>(message.payload, "a worker's log");
       if (read && gathering_ && read->number == gathering_->number)
         return receive_metrics(message.group_rank, *read);
@@ -206,7 +206,7 @@ void StatusExchange::receive(const control::Status& message) {
       if (!read->problem.empty()) return done(fail(ErrorCode::kNotFound, read->problem));
       return done(fmt::format("{}\n", fmt::join(read->lines, "\n")));
     }
-    case Kind::kRequestStatus: {
+    case StatusKind::kRequestStatus: {
       const Instant now = SteadyClock::now();
       const bool idle = now >= asked_until_;
       asked_until_ = now + std::clamp<Millis>(message.lease, Millis(0), kLease);
@@ -214,16 +214,16 @@ void StatusExchange::receive(const control::Status& message) {
       tick();
       return wait();
     }
-    case Kind::kRequestLog: {
+    case StatusKind::kRequestLog: {
       const auto request = from_node_message<LogRequest>(message.payload, "a request for a log");
       if (request && request->rank == LogRequest::kMetrics) {  // an agent of before does not answer
         LogAnswer answer{request->number, {}, {}};
         if (read_metrics_) answer.lines = federated_lines(read_metrics_());
-        return send(Kind::kLog, to_node_message(std::move(answer)));
+        return send(StatusKind::kLog, to_node_message(std::move(answer)));
       }
       if (!request || !is_here(request->rank)) return;
-      return read_own_log(*request,
-                          [this](LogAnswer answer) { send(Kind::kLog, to_node_message(std::move(answer))); });
+      return read_own_log(
+          *request, [this](LogAnswer answer) { send(StatusKind::kLog, to_node_message(std::move(answer))); });
     }
   }
 }
@@ -245,7 +245,7 @@ void StatusExchange::read_log(LogRequest request, LogRead done) {
     return done(fail(ErrorCode::kExhausted, "too many logs are asked for at a time"));
   request.number = next_log_++;
   awaited_.emplace(request.number, std::move(done));
-  send(Kind::kRequestLog, to_node_message(request));
+  send(StatusKind::kRequestLog, to_node_message(request));
   const auto timer = std::make_shared<LoopTimer>(io_);
   lifetime_.call_at(*timer, SteadyClock::now() + kLogTimeout, [this, timer, number = request.number] {
     const auto late = awaited_.find(number);
@@ -293,7 +293,8 @@ void StatusExchange::gather_metrics() {
   for (int node = 1; node < static_cast<int>(gathering_->texts.size()); ++node)
     gathering_->missing.insert(node);
   if (gathering_->missing.empty()) return merge_metrics();
-  send(Kind::kRequestLog, to_node_message(LogRequest{gathering_->number, LogRequest::kMetrics, 0, false}));
+  send(StatusKind::kRequestLog,
+       to_node_message(LogRequest{gathering_->number, LogRequest::kMetrics, 0, false}));
   lifetime_.call_at(gather_timer_, gathered_ + kFederateTimeout, [this, number = gathering_->number] {
     if (gathering_ && gathering_->number == number) merge_metrics();
   });

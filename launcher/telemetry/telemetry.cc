@@ -13,7 +13,7 @@
 
 namespace muster::launcher {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 namespace {
 
@@ -29,7 +29,7 @@ WorkerState state_after(const WorkerOutcome& outcome) {
 }
 
 /// For people.
-std::string event_text(std::string_view event, const Json& fields) {
+std::string event_text(std::string_view event, const OrderedJson& fields) {
   const auto text = [&](const char* name) {
     const auto found = fields.find(name);
     if (found == fields.end()) return std::string();
@@ -83,7 +83,7 @@ void Telemetry::enter(AgentState state) {
 }
 
 /// Thousands of workers that end well are no news.
-void Telemetry::keep(std::string_view event, const Json& fields) {
+void Telemetry::keep(std::string_view event, const OrderedJson& fields) {
   const std::string result = event == "worker_ended" ? fields.value("result", "") : std::string();
   if (event == "agent_timeline" || result == "succeeded" || result == "stopped") return;
   const std::int64_t number = status_.events.empty() ? 1 : status_.events.back().number + 1;
@@ -96,10 +96,10 @@ void Telemetry::keep(std::string_view event, const Json& fields) {
   if (status_.events.size() > kMostEvents) status_.events.pop_front();
 }
 
-void Telemetry::write(std::string_view event, const Json& fields) {
+void Telemetry::write(std::string_view event, const OrderedJson& fields) {
   keep(event, fields);
   if (events_ == nullptr) return;
-  const auto put = [this](std::string_view what, const Json& of) {
+  const auto put = [this](std::string_view what, const OrderedJson& of) {
     events_->write(event_line(what, job_, status_.assignment, EventTime::now(), of), log_);
   };
   put(event, fields);
@@ -166,7 +166,7 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   }
   if (events_ != nullptr) events_->write(lines, log_);
   enter(AgentState::kRunning);
-  Json all;
+  OrderedJson all;
   if (ending_since_) {
     const double took = seconds_between(*std::exchange(ending_since_, std::nullopt), now);
     status_.restarts.add(took);
@@ -183,7 +183,7 @@ void Telemetry::report_start() {
     timeline_("muster: " + text + '\n');
   else
     log_.info(text);
-  Json phases;
+  OrderedJson phases;
   for (const AgentPhase& phase : status_.start) phases[std::string(phase.name) + "_seconds"] = phase.seconds;
   write("agent_timeline", phases);
 }
@@ -202,10 +202,10 @@ void Telemetry::worker_ended(const WorkerOutcome& outcome) {
   WorkerStatus& ended = worker(outcome.local_rank);
   ended.state = state_after(outcome);
   const CauseClass cause = outcome.hang.empty() ? outcome.cause.kind : CauseClass::kHang;
-  Json out{{"rank", outcome.rank},
-           {"local_rank", outcome.local_rank},
-           {"pid", outcome.pid},
-           {"result", kWorkerStates[static_cast<std::size_t>(ended.state)]}};
+  OrderedJson out{{"rank", outcome.rank},
+                  {"local_rank", outcome.local_rank},
+                  {"pid", outcome.pid},
+                  {"result", kWorkerStates[static_cast<std::size_t>(ended.state)]}};
   if (outcome.end.signal != 0) {
     out["signal"] = signal_name(outcome.end.signal);
     out["core_dumped"] = outcome.end.core;
@@ -239,10 +239,10 @@ void Telemetry::attempt_over(const Result<FailureNotice>& notice) {
   if (!ending_since_) ending_since_ = SteadyClock::now();
   const bool succeeded = notice && !again && notice->exit_code == kExitOk;
   const bool preempted = notice && notice->preempted();
-  Json out{{"next", again ? notice->regroup ? "regroup" : "restart" : "end"},
-           {"result", succeeded   ? "succeeded"
-                      : preempted ? "preempted"
-                                  : "failed"}};
+  OrderedJson out{{"next", again ? notice->regroup ? "regroup" : "restart" : "end"},
+                  {"result", succeeded   ? "succeeded"
+                             : preempted ? "preempted"
+                                         : "failed"}};
   if (!notice) {
     out["text"] = notice.error().message;
   } else if (!succeeded) {

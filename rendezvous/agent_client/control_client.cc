@@ -5,23 +5,21 @@
 #include <chrono>
 #include <vector>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/agent_client/control_link.h"
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/lifetime.h"
+#include "rendezvous/net/awaitable.h"
 
 namespace muster::net {
 namespace {
 
 namespace asio = boost::asio;
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr Millis kReturnTimeout{5'000};
 constexpr Backoff::Options kBackoff{.first = Millis(20), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
 

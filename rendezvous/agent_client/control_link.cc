@@ -4,13 +4,12 @@
 #include <array>
 #include <utility>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/net/awaitable.h"
 #include "rendezvous/net/dial.h"
 #include "rendezvous/net/send_limit.h"
 
@@ -20,7 +19,6 @@ namespace {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 using control::Refused;
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr std::size_t kFirstReadBytes = 4096;
 constexpr std::size_t kMostReadBytes = 65536;
 

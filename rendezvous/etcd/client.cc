@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <exception>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ssl/impl/src.hpp>  // its functions, as net/asio_functions.cc has Asio's own
 #include <boost/asio/ssl/stream.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -19,6 +17,7 @@
 #include <boost/beast/http/write.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/net/awaitable.h"
 #include "rendezvous/net/dial.h"
 
 namespace muster::etcd {
@@ -29,7 +28,7 @@ namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using boost::system::error_code;
 
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
+using net::kTuple;
 constexpr std::size_t kMaxIdle = 4;
 constexpr std::uint32_t kMaxHeadBytes =
     16384;  // in all: Beast's own limit is for each piece that it is given

@@ -14,7 +14,8 @@ namespace {
 namespace asio = boost::asio;
 using membership::NodeId;
 
-constexpr Backoff::Options kBackoff{.first = Millis(100), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
+constexpr Backoff::Options kWatchBackoff{
+    .first = Millis(100), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
 constexpr Backoff::Options kRaceBackoff{
     .first = Millis(50), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
 constexpr std::chrono::seconds kLeaveTimeout{3};  // for an etcd that may be gone
@@ -38,10 +39,10 @@ Coordinator::Coordinator(asio::io_context& loop, Options options, const Log& log
       keys_(options_.etcd.prefix, options_.job),
       members_(member_list(options_.etcd)),
       client_(loop, options_.etcd),
-      renewal_backoff_(kBackoff, node_.low),
+      renewal_backoff_(kWatchBackoff, node_.low),
       renewal_(loop),
       lease_end_(loop),
-      backoff_(kBackoff, node_.low),
+      backoff_(kWatchBackoff, node_.low),
       pause_(loop),
       silence_(loop),
       absence_(loop),
@@ -202,7 +203,7 @@ void Coordinator::watch(Revision from) {
 }
 
 void Coordinator::on_update(const WatchUpdate& update) {
-  backoff_ = Backoff(kBackoff, node_.low);
+  backoff_ = Backoff(kWatchBackoff, node_.low);
   for (const auto& event : update.events) {
     if (event.entry.key == keys_.coordinator) return look();
     if (event.entry.key == keys_.state && event.deleted && state_) state_->rewrite();
@@ -376,7 +377,7 @@ void Coordinator::renew() {
       return look();
     }
     lease_clock_ = {asked, *left};
-    renewal_backoff_ = Backoff(kBackoff, node_.low);
+    renewal_backoff_ = Backoff(kWatchBackoff, node_.low);
     wait_lease(lease_clock_.renew_at());
     // An etcd may grant leases and refuse the rest: one with authentication does.
     if (up_to_date_) on_answer();

@@ -6,7 +6,8 @@
 namespace muster::etcd {
 namespace {
 
-constexpr Backoff::Options kBackoff{.first = Millis(50), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
+constexpr Backoff::Options kWriteBackoff{
+    .first = Millis(50), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
 // For a job all of whose agents are gone at once, which nobody clears away.
 constexpr std::int64_t kTtlSeconds = 3600;
 constexpr std::chrono::minutes kRenewalInterval{10};
@@ -22,7 +23,7 @@ JobStateLog::JobStateLog(boost::asio::io_context& loop, Client& client, JobKeys 
       state_(state),
       name_(std::move(job)),
       events_(std::move(events)),
-      backoff_(kBackoff, static_cast<std::uint64_t>(term)),
+      backoff_(kWriteBackoff, static_cast<std::uint64_t>(term)),
       retry_(loop) {
   if (!record) return;
   recovered_.jobs.emplace(name_, *record);
@@ -95,7 +96,7 @@ void JobStateLog::on_response(const Result<TxnResponse>& response, bool removed)
   if (!response) return on_failure(response.error());
   if (!response->succeeded) return find_state();
   state_ = removed ? 0 : response->revision;
-  backoff_ = Backoff(kBackoff, static_cast<std::uint64_t>(term_));
+  backoff_ = Backoff(kWriteBackoff, static_cast<std::uint64_t>(term_));
   on_written();
   if (!dirty())
     if (const auto call = std::exchange(idle_, {})) call();

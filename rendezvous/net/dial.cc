@@ -5,20 +5,18 @@
 #include <memory>
 #include <vector>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/connect.hpp>
 #include <boost/asio/ip/address.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/base/lifetime.h"
+#include "rendezvous/net/awaitable.h"
 
 namespace muster::net {
 namespace {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 
 struct Lookup {
   explicit Lookup(const asio::any_io_executor& loop) : resolver(loop), answered(loop) {}

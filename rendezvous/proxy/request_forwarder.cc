@@ -16,7 +16,7 @@ using wire::OpKind;
 
 constexpr std::size_t kKeptBytes = 65536;  // of an empty buffer
 
-struct Request {
+struct WorkerRequest {
   std::string bytes;
   bool discard = false;  // its answer is not for the worker
 
@@ -40,8 +40,8 @@ struct RequestForwarder::Connection {
   [[nodiscard]] bool may_send() const {
     if (num_sent == requests.size() || reads_too_slowly()) return false;
     if (num_sent == 0) return true;
-    const Request& last = requests[num_sent - 1];
-    const Request& next = requests[num_sent];
+    const WorkerRequest& last = requests[num_sent - 1];
+    const WorkerRequest& next = requests[num_sent];
     switch (last.kind()) {
       case OpKind::kSilentChange:
         return true;
@@ -55,7 +55,7 @@ struct RequestForwarder::Connection {
   }
 
   void pop() {
-    const Request& first = requests.front();
+    const WorkerRequest& first = requests.front();
     request_bytes -= first.bytes.size();
     if (first.kind() != OpKind::kSilentChange) --num_asked;
     requests.pop_front();
@@ -65,15 +65,15 @@ struct RequestForwarder::Connection {
 
   Number number;
   wire::Decoder decoder;
-  std::deque<Request> requests;   // that are not known to be done; the first has the number acked + 1
-  std::uint64_t acked = 0;        // requests that are done, and their answers are here
-  std::size_t num_asked = 0;      // of requests: that have an answer
-  std::size_t num_sent = 0;       // of requests: whole, over the present control connection
-  std::size_t sent_bytes = 0;     // of the request after these
-  std::size_t request_bytes = 0;  // of requests
-  std::size_t closing_bytes = 0;  // of these, as counted last while `closing`
-  std::string answer;             // the pieces of one that is not whole
-  std::string out;                // for the worker, from taken
+  std::deque<WorkerRequest> requests;  // that are not known to be done; the first has the number acked + 1
+  std::uint64_t acked = 0;             // requests that are done, and their answers are here
+  std::size_t num_asked = 0;           // of requests: that have an answer
+  std::size_t num_sent = 0;            // of requests: whole, over the present control connection
+  std::size_t sent_bytes = 0;          // of the request after these
+  std::size_t request_bytes = 0;       // of requests
+  std::size_t closing_bytes = 0;       // of these, as counted last while `closing`
+  std::string answer;                  // the pieces of one that is not whole
+  std::string out;                     // for the worker, from taken
   std::size_t taken = 0;
   std::string reason;  // it is to be closed
   bool paused = false;
@@ -161,7 +161,7 @@ bool RequestForwarder::take(Connection& connection, const wire::Request& request
 
 void RequestForwarder::insert(Connection& connection, std::size_t at, const wire::Request& request,
                               bool discard) {
-  Request& added =
+  WorkerRequest& added =
       *connection.requests.emplace(connection.requests.begin() + static_cast<std::ptrdiff_t>(at));
   added.discard = discard;
   wire::encode(request, added.bytes, wire::Generation::kRelayed);
@@ -301,14 +301,14 @@ std::string RequestForwarder::answered(const control::StoreAnswer& answer) {
     return {};
   }
   while (connection.acked + 1 < answer.number) {
-    const Request& first = connection.requests.front();
+    const WorkerRequest& first = connection.requests.front();
     // A wait that was given up has no answer of its own.
     if (first.kind() != OpKind::kSilentChange && !first.is_wait())
       return fmt::format("it leaves out the answer to request {} of connection {}", connection.acked + 1,
                          answer.connection);
     connection.pop();
   }
-  const Request& request = connection.requests.front();
+  const WorkerRequest& request = connection.requests.front();
   if ((request.kind() == OpKind::kSilentChange) != (answer.bytes.empty() && connection.answer.empty()))
     return fmt::format("its answer to request {} of connection {} has {} bytes", answer.number,
                        answer.connection, answer.bytes.size());

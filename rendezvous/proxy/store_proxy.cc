@@ -27,7 +27,7 @@ using Descriptor = boost::asio::posix::stream_descriptor;
 using Number = RequestForwarder::Number;
 using State = RequestForwarder::State;
 
-constexpr std::size_t kReadBytes = 65536;
+constexpr std::size_t kProxyReadBytes = 65536;
 
 struct Client {
   Client(boost::asio::io_context& loop, UniqueFd from, std::string name)
@@ -55,7 +55,7 @@ class WorkerStoreProxy final : public StoreProxy {
         acceptor_(std::move(listener)),
         listening_(loop, ::fcntl(acceptor_.listener().fd.get(), F_DUPFD_CLOEXEC, 0)),
         requests_(generation, options.requests),
-        scratch_(kReadBytes, '\0') {}
+        scratch_(kProxyReadBytes, '\0') {}
 
   [[nodiscard]] std::uint16_t port() const override { return acceptor_.listener().port; }
   [[nodiscard]] const RequestForwarder& requests() const override { return requests_; }

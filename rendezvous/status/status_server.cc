@@ -7,12 +7,10 @@
 #include <tuple>
 #include <utility>
 
-#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
@@ -26,6 +24,7 @@
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/acceptor.h"
+#include "rendezvous/net/awaitable.h"
 
 namespace muster::net {
 namespace {
@@ -37,7 +36,6 @@ using boost::system::error_code;
 using Descriptor = asio::posix::stream_descriptor;
 using Response = http::response<http::string_body>;
 
-constexpr auto kTuple = asio::as_tuple(asio::use_awaitable);
 constexpr std::string_view kPlainText = "text/plain; charset=utf-8";
 constexpr std::size_t kMaxHeadBytes = 8192;
 // After the answer: a close with something unread would be a reset, which may overtake the answer.

@@ -21,12 +21,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-tl::unexpected<Error> invalid(const std::string& what) {
+tl::unexpected<Error> invalid_loader(const std::string& what) {
   return fail(ErrorCode::kInvalidArgument, "data loader: " + what);
 }
 
 /// The first thing in a batch that went wrong.
-struct Failure {
+struct SampleFailure {
   std::int64_t position = 0;  // in the epoch's order
   Error error;
 };
@@ -36,7 +36,7 @@ struct BatchSlot {
   std::shared_ptr<std::byte[]> inputs;
   std::vector<std::int32_t> labels;
   std::int64_t missing = 0;  // samples
-  std::optional<Failure> failure;
+  std::optional<SampleFailure> failure;
   Batch batch;
 };
 
@@ -178,8 +178,8 @@ class ThreadedLoader final : public DataLoader {
     indices_ = sampler_->indices();
     for (const std::int32_t index : indices_)
       if (index < 0 || index >= source_.size)
-        return invalid("the sampler names sample " + std::to_string(index) + " of a data set of " +
-                       std::to_string(source_.size));
+        return invalid_loader("the sampler names sample " + std::to_string(index) + " of a data set of " +
+                              std::to_string(source_.size));
     batches_ = batches_of(static_cast<std::int64_t>(indices_.size()));
     samples_ = std::min(static_cast<std::int64_t>(indices_.size()), batches_ * options_.batch_size);
     claimed_ = delivered_ = limit_ = 0;
@@ -219,7 +219,7 @@ class ThreadedLoader final : public DataLoader {
     return chunk;
   }
 
-  std::optional<Failure> make(const Chunk& chunk) {
+  std::optional<SampleFailure> make(const Chunk& chunk) {
     for (std::int64_t at = chunk.begin; at < chunk.end; ++at) {
       const std::int32_t index = indices_[static_cast<std::size_t>(at)];
       const auto row = static_cast<std::size_t>(at % options_.batch_size);
@@ -237,14 +237,14 @@ class ThreadedLoader final : public DataLoader {
       if (!got) {
         Error error = std::move(got).error();
         error.message = "sample " + std::to_string(index) + ": " + error.message;
-        return Failure{at, std::move(error)};
+        return SampleFailure{at, std::move(error)};
       }
     }
     return std::nullopt;
   }
 
   /// Under the mutex.
-  void finish(const Chunk& chunk, std::optional<Failure> failure) {
+  void finish(const Chunk& chunk, std::optional<SampleFailure> failure) {
     BatchSlot& slot = *chunk.slot;
     if (failure && (!slot.failure || failure->position < slot.failure->position))
       slot.failure = std::move(failure);
@@ -261,7 +261,7 @@ class ThreadedLoader final : public DataLoader {
       if (stopping_) return;
       const Chunk chunk = claim();
       lock.unlock();
-      std::optional<Failure> failure = make(chunk);
+      std::optional<SampleFailure> failure = make(chunk);
       lock.lock();
       finish(chunk, std::move(failure));
       if (chunk.slot->missing == 0 || working_ == 0) batch_made_.notify_one();
@@ -293,22 +293,24 @@ class ThreadedLoader final : public DataLoader {
 
 Result<std::unique_ptr<DataLoader>> DataLoader::create(Source source, std::unique_ptr<Sampler> sampler,
                                                        const DataLoaderOptions& options) {
-  if (options.batch_size < 1) return invalid("a batch size of " + std::to_string(options.batch_size));
+  if (options.batch_size < 1) return invalid_loader("a batch size of " + std::to_string(options.batch_size));
   if (options.num_workers < 0 || options.num_workers > 1024)
-    return invalid(std::to_string(options.num_workers) + " workers; 0 to 1024 are possible");
+    return invalid_loader(std::to_string(options.num_workers) + " workers; 0 to 1024 are possible");
   if (options.prefetch < 1 || options.prefetch > 1024)
-    return invalid("a prefetch of " + std::to_string(options.prefetch) + " batches; 1 to 1024 are possible");
+    return invalid_loader("a prefetch of " + std::to_string(options.prefetch) +
+                          " batches; 1 to 1024 are possible");
   if (source.size < 0 || source.size > INT32_MAX)
-    return invalid("a data set of " + std::to_string(source.size) + " samples");
+    return invalid_loader("a data set of " + std::to_string(source.size) + " samples");
   const SampleLayout& layout = source.layout;
   if (layout.dtype != DType::kFloat32 && layout.dtype != DType::kUInt8)
-    return invalid("samples of type " + std::string(to_string(layout.dtype)) + "; F32 and U8 are possible");
+    return invalid_loader("samples of type " + std::string(to_string(layout.dtype)) +
+                          "; F32 and U8 are possible");
   double bytes = static_cast<double>(options.batch_size) * static_cast<double>(size_of(layout.dtype));
   for (const int dim : layout.shape) bytes *= dim;
   if ((source.size > 0 && layout.shape.empty()) || layout.shape.size() > 3 ||
       std::any_of(layout.shape.begin(), layout.shape.end(), [](int dim) { return dim < 1; }) ||
       bytes > 0x1p40)
-    return invalid("samples have 1 to 3 dimensions, each at least 1, and a batch below 1 TiB");
+    return invalid_loader("samples have 1 to 3 dimensions, each at least 1, and a batch below 1 TiB");
   auto loader = std::make_unique<ThreadedLoader>(std::move(source), std::move(sampler), options);
   MUSTER_OK(loader->start());
   return loader;

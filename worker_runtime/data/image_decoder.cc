@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kMaxPixels = 178'956'970;
 
 /// The libraries report an error by a call that does not return: it jumps back to where work began.
-struct Failure {
+struct DecoderFailure {
   std::jmp_buf back;
   std::array<char, JMSG_LENGTH_MAX> text{};
 
@@ -30,8 +30,8 @@ struct Failure {
 
 struct Jpeg : jpeg_decompress_struct {
   jpeg_error_mgr errors{};
-  Failure failure;
-  static Failure& failure_of(void* info) {
+  DecoderFailure failure;
+  static DecoderFailure& failure_of(void* info) {
     return static_cast<Jpeg*>(static_cast<jpeg_common_struct*>(info)->client_data)->failure;
   }
 };
@@ -105,14 +105,16 @@ void read_jpeg(Jpeg& jpeg, const Window& window, const JpegScale& scale, std::ui
 
 struct PngSource {
   Bytes bytes;  // left
-  Failure failure;
+  DecoderFailure failure;
 };
 
 Result<void> decode_png(Bytes bytes, const Window& window, std::uint8_t* const out) {
   PngSource source{bytes, {}};
   png_structp png = png_create_read_struct(
       PNG_LIBPNG_VER_STRING, &source.failure,
-      [](png_structp p, png_const_charp text) { static_cast<Failure*>(png_get_error_ptr(p))->raise(text); },
+      [](png_structp p, png_const_charp text) {
+        static_cast<DecoderFailure*>(png_get_error_ptr(p))->raise(text);
+      },
       [](png_structp, png_const_charp) {});
   png_infop info = png_create_info_struct(png);
   if (info == nullptr) return fail(ErrorCode::kExhausted, "libpng has no memory");

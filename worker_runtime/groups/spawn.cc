@@ -44,12 +44,12 @@ struct Cause {
   auto operator<=>(const Cause&) const = default;
 };
 
-struct Failure {
+struct RankFailure {
   Cause cause;
   std::string text;
 };
 
-struct Worker {
+struct SpawnedWorker {
   pid_t pid = -1;
   UniqueFd pidfd;
   UniqueFd channel;  // brings it the store's port, and brings back its report
@@ -117,12 +117,12 @@ void set_environment(int rank, int nprocs, std::uint16_t port) {
   ::_exit(failure ? 1 : 0);
 }
 
-Result<Worker> start_worker(int rank, int nprocs, const std::vector<Worker>& others,
-                            const std::function<Result<void>(int)>& fn) {
+Result<SpawnedWorker> start_worker(int rank, int nprocs, const std::vector<SpawnedWorker>& others,
+                                   const std::function<Result<void>(int)>& fn) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return fail(errno_error("spawn: socketpair", errno));
-  Worker worker;
+  SpawnedWorker worker;
   worker.channel.reset(ends[0]);
   UniqueFd childs_end(ends[1]);
   const pid_t parent = ::getpid();
@@ -132,7 +132,7 @@ Result<Worker> start_worker(int rank, int nprocs, const std::vector<Worker>& oth
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(0);
     worker.channel.reset();
-    for (const Worker& other : others) ::close(other.channel.get()), ::close(other.pidfd.get());
+    for (const SpawnedWorker& other : others) ::close(other.channel.get()), ::close(other.pidfd.get());
     ::signal(SIGTERM, SIG_DFL);
     run_worker(rank, nprocs, childs_end, fn);
   }
@@ -141,11 +141,11 @@ Result<Worker> start_worker(int rank, int nprocs, const std::vector<Worker>& oth
 }
 
 /// Of a worker that has ended; reaps it.
-std::optional<Failure> failure_of(int rank, const Worker& worker) {
+std::optional<RankFailure> failure_of(int rank, const SpawnedWorker& worker) {
   int status = 0;
   (void)retry_eintr([&] { return ::waitpid(worker.pid, &status, 0); });
   const auto failed = [&](const Cause& cause, std::string_view how) {
-    return Failure{cause, fmt::format("spawn: rank {}{}", rank, how)};
+    return RankFailure{cause, fmt::format("spawn: rank {}{}", rank, how)};
   };
   if (WIFSIGNALED(status)) {
     const char* name = ::sigabbrev_np(WTERMSIG(status));
@@ -165,21 +165,21 @@ std::optional<Failure> failure_of(int rank, const Worker& worker) {
 }
 
 /// Blocks until every worker has ended; the failure that was the cause of the others.
-std::optional<Failure> wait_for_all(std::vector<Worker>& workers, Millis grace) {
-  std::optional<Failure> first;
+std::optional<RankFailure> wait_for_all(std::vector<SpawnedWorker>& workers, Millis grace) {
+  std::optional<RankFailure> first;
   std::optional<Instant> deadline;  // of `signal` for those that still run
   int signal = SIGTERM;
   for (std::size_t running = workers.size(); running > 0;) {
     std::vector<pollfd> entries;
     entries.reserve(workers.size());
-    for (const Worker& worker : workers) entries.push_back({worker.pidfd.get(), POLLIN, 0});
+    for (const SpawnedWorker& worker : workers) entries.push_back({worker.pidfd.get(), POLLIN, 0});
     const Millis left = deadline ? time_left(*deadline, SteadyClock::now()) : Millis(-1);
     (void)::poll(entries.data(), entries.size(),
                  static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX)));
     for (std::size_t i = 0; i < workers.size(); ++i) {
       if (entries[i].revents == 0) continue;
       auto failure = failure_of(static_cast<int>(i), workers[i]);
-      workers[i] = Worker{};
+      workers[i] = SpawnedWorker{};
       --running;
       // Who fails after SIGTERM was ended by it.
       if (failure && signal == SIGTERM && (!first || failure->cause < first->cause))
@@ -188,7 +188,7 @@ std::optional<Failure> wait_for_all(std::vector<Worker>& workers, Millis grace) 
     if (first && !deadline && signal == SIGTERM) deadline = SteadyClock::now() + kCauseWait;
     const bool is_known = first && signal == SIGTERM && first->cause.kind != Cause::kPeerGone;
     if (!deadline || (!is_known && SteadyClock::now() < *deadline)) continue;
-    for (const Worker& worker : workers)
+    for (const SpawnedWorker& worker : workers)
       if (worker.pid > 1) ::kill(worker.pid, signal);
     if (signal == SIGTERM)
       deadline = SteadyClock::now() + grace;
@@ -208,23 +208,24 @@ Result<void> spawn(int nprocs, const std::function<Result<void>(int rank)>& fn, 
   // What is buffered would be written by every worker.
   std::cout.flush();
   std::fflush(nullptr);
-  std::vector<Worker> workers;
+  std::vector<SpawnedWorker> workers;
   workers.reserve(static_cast<std::size_t>(nprocs));
   // The server's thread comes after the forks; until they know its port the workers wait.
   const auto start = [&]() -> Result<std::unique_ptr<StoreServer>> {
     for (int rank = 0; rank < nprocs; ++rank) {
-      MUSTER_TRY(Worker worker, start_worker(rank, nprocs, workers, fn));
+      MUSTER_TRY(SpawnedWorker worker, start_worker(rank, nprocs, workers, fn));
       workers.push_back(std::move(worker));
       if (!workers.back().pidfd) return fail(errno_error("spawn: pidfd_open", errno));
     }
     MUSTER_TRY(auto server, StoreServer::start({.host = "127.0.0.1"}));
     const std::uint16_t port = server->port();
-    for (const Worker& worker : workers) (void)::send(worker.channel.get(), &port, sizeof port, MSG_NOSIGNAL);
+    for (const SpawnedWorker& worker : workers)
+      (void)::send(worker.channel.get(), &port, sizeof port, MSG_NOSIGNAL);
     return server;
   };
   const auto server = start();
   if (!server) {
-    for (const Worker& worker : workers) {
+    for (const SpawnedWorker& worker : workers) {
       ::kill(worker.pid, SIGKILL);
       (void)retry_eintr([&] { return ::waitpid(worker.pid, nullptr, 0); });
     }

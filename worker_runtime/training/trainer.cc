@@ -21,48 +21,49 @@
 namespace muster {
 namespace {
 
-int elements_of(const nn::Shape& shape) {
+int element_count(const nn::Shape& shape) {
   return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
 }
 
 using Clock = std::chrono::steady_clock;
 
-tl::unexpected<Error> invalid(std::string what) {
+tl::unexpected<Error> invalid_training(std::string what) {
   return fail(ErrorCode::kInvalidArgument, std::move(what));
 }
 
 /// What a step needs of a loader's batch.
 Result<void> check_fits(const nn::Model& model, const Batch& batch, int shards) {
-  const int expected = elements_of(model.input_shape()), classes = elements_of(model.output_shape());
+  const int expected = element_count(model.input_shape()), classes = element_count(model.output_shape());
   if (batch.size() == 0 || batch.size() % shards != 0)
-    return invalid("a batch of " + std::to_string(batch.size()) + " samples for " + std::to_string(shards) +
-                   " shards of this rank");
+    return invalid_training("a batch of " + std::to_string(batch.size()) + " samples for " +
+                            std::to_string(shards) + " shards of this rank");
   if (batch.inputs.count() != std::int64_t{expected} * batch.size())
-    return invalid("the batch's samples have " + std::to_string(batch.inputs.count() / batch.size()) +
-                   " values, the model takes " + nn::to_text(model.input_shape()) + " of " +
-                   std::to_string(expected));
+    return invalid_training(
+        "the batch's samples have " + std::to_string(batch.inputs.count() / batch.size()) +
+        " values, the model takes " + nn::to_text(model.input_shape()) + " of " + std::to_string(expected));
   for (const std::int32_t label : batch.labels)
     if (label < 0 || label >= classes)
-      return invalid("a label of " + std::to_string(label) + ", the model's output is " +
-                     nn::to_text(model.output_shape()) + "; give its last layer as many outputs as classes");
+      return invalid_training("a label of " + std::to_string(label) + ", the model's output is " +
+                              nn::to_text(model.output_shape()) +
+                              "; give its last layer as many outputs as classes");
   if (batch.inputs.dtype == DType::kFloat32) return {};
   const std::size_t channels = batch.normalize == nullptr ? 0 : batch.normalize->mean.size();
   if (channels == 0 || batch.normalize->stddev.size() != channels ||
       channels > nn::GatherArgs::kMaxChannels ||
       (channels != 1 && channels != static_cast<std::size_t>(batch.inputs.channels())))
-    return invalid("uint8 samples need a mean and a deviation for each of at most " +
-                   std::to_string(nn::GatherArgs::kMaxChannels) + " channels, or one for all");
+    return invalid_training("uint8 samples need a mean and a deviation for each of at most " +
+                            std::to_string(nn::GatherArgs::kMaxChannels) + " channels, or one for all");
   return {};
 }
 
 Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
-  if (elements_of(model.input_shape()) != dataset.image_elements)
+  if (element_count(model.input_shape()) != dataset.image_elements)
     return fail(ErrorCode::kInvalidArgument,
                 "the data set's images have " + std::to_string(dataset.image_elements) +
                     " pixels, the model takes " + nn::to_text(model.input_shape()) + " of " +
-                    std::to_string(elements_of(model.input_shape())) +
+                    std::to_string(element_count(model.input_shape())) +
                     "; make the model for images of this size");
-  if (elements_of(model.output_shape()) < dataset.classes)
+  if (element_count(model.output_shape()) < dataset.classes)
     return fail(ErrorCode::kInvalidArgument,
                 "the data set has " + std::to_string(dataset.classes) + " classes, the model's output is " +
                     nn::to_text(model.output_shape()) + "; give its last layer as many outputs as classes");
@@ -77,7 +78,7 @@ LossFrame loss_frame(const nn::Model& model, const nn::Plan& plan) {
   frame.stream = frame.device->stream();
   frame.output.device = frame.device->type();
   frame.output.rank = 2;
-  frame.output.dims = {plan.batch(), elements_of(model.output_shape())};
+  frame.output.dims = {plan.batch(), element_count(model.output_shape())};
   frame.gradient = frame.output;
   frame.output.data = plan.output();
   frame.gradient.data = plan.output_gradient();
@@ -415,7 +416,7 @@ class GraphTrainer final : public Trainer {
     }
     const TraceRange range(*device_, "load batch", "data");
     const std::ptrdiff_t first = std::ptrdiff_t{shard} * plan.batch();
-    const int elements = elements_of(model_->input_shape());
+    const int elements = element_count(model_->input_shape());
     device_->copy_on_device(plan.labels(), static_cast<const std::int32_t*>(labels) + first,
                             static_cast<std::size_t>(plan.batch()) * sizeof(std::int32_t));
     if (batch.inputs.dtype == DType::kFloat32)
@@ -485,10 +486,11 @@ class GraphTrainer final : public Trainer {
 static Result<std::unique_ptr<Trainer>> make(DistributedDataParallel& ddp, Optimizer& optimizer,
                                              const DeviceDataset& train, const TrainerOptions& options) {
   if (options.batch_size < 1)
-    return invalid("a batch size of " + std::to_string(options.batch_size) + "; it is at least 1");
+    return invalid_training("a batch size of " + std::to_string(options.batch_size) + "; it is at least 1");
   if (options.steps_per_replay < 1)
-    return invalid(std::to_string(options.steps_per_replay) + " steps per replay; there is at least 1");
-  if (!(options.stddev > 0)) return invalid("the standard deviation must be positive");
+    return invalid_training(std::to_string(options.steps_per_replay) +
+                            " steps per replay; there is at least 1");
+  if (!(options.stddev > 0)) return invalid_training("the standard deviation must be positive");
   auto made = std::make_unique<GraphTrainer>(ddp, optimizer, train, options);
   MUSTER_OK(made->allocate());
   return made;

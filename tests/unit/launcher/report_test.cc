@@ -123,11 +123,11 @@ TEST_CASE("a recorded error shows its call stack, indented") {
 
 TEST_CASE("the one line says who, where, how and why") {
   WorkerOutcome outcome = failed(3, 77, {.code = 7}, 1);
-  REQUIRE(one_line(outcome, "h") == "rank 3 (local_rank 1, pid 77) on h exited with code 7");
+  REQUIRE(outcome_line(outcome, "h") == "rank 3 (local_rank 1, pid 77) on h exited with code 7");
   outcome.cause = {CauseClass::kException, "ValueError: boom", "a.py:3"};
-  REQUIRE(one_line(outcome, "h") ==
+  REQUIRE(outcome_line(outcome, "h") ==
           "rank 3 (local_rank 1, pid 77) on h exited with code 7 (ValueError: boom at a.py:3)");
-  REQUIRE(one_line(failed(3, 77, {.signal = 6, .core = true}, 1), "h") ==
+  REQUIRE(outcome_line(failed(3, 77, {.signal = 6, .core = true}, 1), "h") ==
           "rank 3 (local_rank 1, pid 77) on h was killed by SIGABRT (core dumped)");
 }
 

@@ -6,7 +6,7 @@
 namespace muster::nccl {
 namespace {
 
-constexpr std::chrono::microseconds kSpin{100};
+constexpr std::chrono::microseconds kLifecycleSpin{100};
 constexpr std::chrono::microseconds kFirstPause{20};
 constexpr std::chrono::microseconds kLongestPause{2000};
 
@@ -58,9 +58,9 @@ Lifecycle starting(const Limits& limits, Instant now) {
 }
 
 std::chrono::microseconds pause_before_asking(std::chrono::nanoseconds waited) {
-  if (waited < kSpin) return {};
+  if (waited < kLifecycleSpin) return {};
   // What was waited so far, again: the pauses double.
-  const auto slept = std::chrono::duration_cast<std::chrono::microseconds>(waited - kSpin);
+  const auto slept = std::chrono::duration_cast<std::chrono::microseconds>(waited - kLifecycleSpin);
   return std::min(kFirstPause + slept, kLongestPause);
 }
 

@@ -8,10 +8,10 @@
 namespace muster::groups {
 namespace {
 
-constexpr std::size_t kSmallBytes = std::size_t{16}
-                                    << 10;  // up to here everybody sends everything to everybody
-constexpr std::size_t kBlockBytes = std::size_t{512}
-                                    << 10;  // of one slice in flight: stays in the second-level cache
+constexpr std::size_t kTcpSmallBytes = std::size_t{16}
+                                       << 10;  // up to here everybody sends everything to everybody
+constexpr std::size_t kTcpBlockBytes = std::size_t{512}
+                                       << 10;  // of one slice in flight: stays in the second-level cache
 constexpr std::size_t kMessageBytes = std::size_t{1} << 30;  // a frame's length is 32 bits
 
 class TcpGroup final : public CpuGroup {
@@ -31,7 +31,7 @@ class TcpGroup final : public CpuGroup {
     own_descriptor_ = op.descriptor;
     mesh_.send(peer, &own_descriptor_, sizeof own_descriptor_);
     mesh_.receive(peer, &descriptors_[peer], sizeof(OpDescriptor));
-    const bool small = t.size <= kSmallBytes;
+    const bool small = t.size <= kTcpSmallBytes;
     if (t.sends && small) queue_send(peer, t.data, t.size);
     auto outcome = run(op);
     if (mesh_.arrived(peer))
@@ -51,7 +51,7 @@ class TcpGroup final : public CpuGroup {
 
   Result<void> run_all_reduce(const OpContext& op, Buffer buffer) override {
     announce(op);
-    if (buffer.size_bytes() <= kSmallBytes) return all_reduce_small(op, buffer);
+    if (buffer.size_bytes() <= kTcpSmallBytes) return all_reduce_small(op, buffer);
     MUSTER_OK(meet(op));
     return all_reduce_sliced(op, buffer);
   }
@@ -61,7 +61,7 @@ class TcpGroup final : public CpuGroup {
     const auto root = static_cast<std::size_t>(op.descriptor.root);
     auto* data = static_cast<std::byte*>(buffer.data);
     const std::size_t size = buffer.size_bytes();
-    if (size <= kSmallBytes || members() == 2) {
+    if (size <= kTcpSmallBytes || members() == 2) {
       if (me() == root) each_peer([&](std::size_t peer) { queue_send(peer, data, size); });
       MUSTER_OK(meet(op));
       if (me() != root) queue_receive(root, data, size);
@@ -89,7 +89,7 @@ class TcpGroup final : public CpuGroup {
     auto* out = static_cast<std::byte*>(output.data);
     const std::size_t size = input.size_bytes();
     if (size != 0 && out + me() * size != input.data) std::memcpy(out + me() * size, input.data, size);
-    const bool small = size <= kSmallBytes;
+    const bool small = size <= kTcpSmallBytes;
     if (!small) MUSTER_OK(meet(op));
     each_peer([&](std::size_t peer) { queue_send(peer, out + me() * size, size); });
     if (small) MUSTER_OK(meet(op));
@@ -101,7 +101,7 @@ class TcpGroup final : public CpuGroup {
     announce(op);
     MUSTER_OK(meet(op));
     const std::size_t element = size_of(input.dtype);
-    const std::size_t block = kBlockBytes / element;
+    const std::size_t block = kTcpBlockBytes / element;
     reserve_scratch(std::min(output.count, block) * element);
     const auto* in = static_cast<const std::byte*>(input.data);
     auto* out = static_cast<std::byte*>(output.data);
@@ -204,7 +204,7 @@ class TcpGroup final : public CpuGroup {
   Result<void> all_reduce_sliced(const OpContext& op, Buffer buffer) {
     auto* data = static_cast<std::byte*>(buffer.data);
     const std::size_t element = size_of(buffer.dtype);
-    const std::size_t block = kBlockBytes / element * members();
+    const std::size_t block = kTcpBlockBytes / element * members();
     reserve_scratch(std::min(slice_of(block, element, 0, world_size()).size(), buffer.count) * element);
     const auto piece = [&](std::size_t begin, std::size_t member) {
       const Slice slice =
