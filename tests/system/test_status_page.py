@@ -6,6 +6,7 @@ import hmac
 import http.client
 import http.server
 import json
+import os
 import re
 import subprocess
 import threading
@@ -21,7 +22,7 @@ from ports import free_port
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
 # Makes steps and says so, with texts that try to become markup, until the test lets it go on ("go"), or fail ("fail<rank>").
-# "slow<rank>": its work takes the whole step, and the others wait for it.
+# "slow<rank>": its work takes the whole step, and the others wait for it. "still": a pipe in which it waits for somebody to write.
 WORK = """
 import os, signal, sys
 HOSTILE = %r
@@ -30,7 +31,7 @@ print(HOSTILE, "rank", rank, flush=True)
 step = 0
 while not os.path.exists("go"):
     if os.path.exists("still"):
-        signal.sigtimedwait([], 0.05)
+        open("still").read()
         continue
     step += 1
     slow = os.path.exists("slow" + rank)
@@ -181,7 +182,7 @@ def test_an_agent_that_is_watched_ends_in_order_when_many_of_its_workers_end_at_
 def test_a_stream_of_a_job_in_which_nothing_happens_is_silent(muster):
     job = Job(muster, workers=2)
     wait_for(lambda: all_report(job.addresses[0]), "progress", 60)
-    job.touch("still")
+    os.mkfifo(job.folder / "still")
     wait_for(lambda: unchanged(lambda: status(job.addresses[0])["ranks"]["step"], 1), "workers that wait", 60)
     host, port = job.addresses[0].rsplit(":", 1)
     connection = http.client.HTTPConnection(host, int(port), timeout=4)
@@ -190,13 +191,13 @@ def test_a_stream_of_a_job_in_which_nothing_happens_is_silent(muster):
     assert answer.headers["Content-Type"] == "text/event-stream"
     assert json.loads(answer.readline().removeprefix(b"data: "))["job"]["state"] == "running"
     assert answer.readline() == b"\n"
-    # Processor time of workers that wake now and then may still be counted; then nothing comes.
+    # What the workers did last may still come; then nothing does.
     with pytest.raises(TimeoutError):
         for _ in range(20):
             answer.readline()
     connection.close()
-    (job.folder / "still").unlink()
     job.touch("go")
+    (job.folder / "still").write_text("")  # both workers' pipe ends
     assert job.ends() == [0]
 
 
