@@ -322,7 +322,6 @@ class Launch {
     {
       Telemetry telemetry(*job_, log, events_ ? &*events_ : nullptr);
       const Instant now = SteadyClock::now();
-      if (options_.timeline) telemetry.set_timeline([&err](std::string_view line) { err.write(line); });
       telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
       telemetry.phase("preflight", seconds_between(planned_, checked_));
       telemetry.phase("prepare", seconds_between(checked_, now));

@@ -66,13 +66,11 @@ struct Options {
   bool virtual_local_rank = false;
   std::string local_addr;
   std::string iface;
-  std::string host_map;
   std::string port_file;
   int spares = 0;
   std::string secret_file;
   std::string metrics_addr;
   std::string events;
-  bool timeline = false;
   bool detach = false;
   std::string job_name;
   std::optional<std::string> print_completion;

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "launcher/hardware/pci_place.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -19,7 +18,7 @@ struct Gpu {
   std::string name;                 // "NVIDIA H100 80GB HBM3"; empty: unknown
   std::string pci;                  // "0000:3b:00.0"; empty: unknown
   std::vector<std::string> slices;  // UUIDs of its MIG devices
-  PciPlace place;
+  int numa_node = -1;               // -1: the firmware does not tell
 };
 
 struct GpuPaths {

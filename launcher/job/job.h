@@ -79,7 +79,6 @@ struct ElasticJob {
   /// Static rendezvous: `order` is the node's rank, and the workers are told the endpoint as it was given.
   /// Its port is the coordinator's and, unless `store_proxy`, that of the workers' store.
   bool ranks_given = false;
-  bool places_told = false;  // by Slurm: `order` is the node's rank, and rank 0 is on the endpoint's host
   bool store_proxy = false;  // the coordinator has the workers' store, and this agent carries it to them
 };
 
@@ -100,7 +99,6 @@ struct Job {
   Command command;
   bool virtual_local_rank = false;
   std::vector<RankPlacement> placement;  // by local rank; empty: neither asked for nor to be shown
-  bool placed = false;                   // asked for: the workers are told their MUSTER_NIC
   std::string visible_devices;           // CUDA_VISIBLE_DEVICES for --gpus; empty: as inherited
   std::string gpu_shortage;              // to be said: there are fewer GPUs than workers; empty: nothing
   std::vector<std::string> warnings;     // to be said before the start

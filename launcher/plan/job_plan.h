@@ -15,7 +15,6 @@
 #include "launcher/cli/options.h"
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/gpus.h"
-#include "launcher/hardware/nics.h"
 #include "launcher/hardware/topology.h"
 #include "launcher/job/job.h"
 #include "rendezvous/base/env.h"
@@ -32,11 +31,10 @@ namespace muster::launcher {
 struct Hardware {
   Topology topology;
   std::vector<Gpu> gpus;
-  std::vector<Nic> nics;
   int cpu_quota = 0;  // cores.h
 };
 
-/// kUnsupported: hwloc cannot read this machine. No GPU and no adapter are no errors.
+/// kUnsupported: hwloc cannot read this machine. No GPU is no error.
 [[nodiscard]] Result<Hardware> read_hardware(const Environment& environment);
 
 /// Fills job.placement, visible_devices and hardware. kInvalidArgument: usage. kUnsupported: this machine

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <tuple>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -12,7 +13,6 @@
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/rdzv_conf.h"
 #include "launcher/job/worker_env.h"
-#include "launcher/network/host_map.h"
 #include "launcher/plan/program.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/process/spawn.h"
@@ -30,34 +30,22 @@ constexpr std::string_view kNodeRank = "NODE_RANK";  // Lightning's name for GRO
 
 /// What the step says otherwise: the first such option, and the command that fits.
 Result<void> check_counts(const Options& options, const SlurmStep& step) {
-  const auto differs = [&](std::string_view name, int actual) {
-    const auto given = options.given.find(name);
-    return given != options.given.end() && given->second != std::to_string(actual);
-  };
-  const auto refuse = [&](std::string_view name, const std::string& fact, const std::string& srun) {
-    return usage("--{}={}, but {}, and with --exec each task is one worker; run: {} {}", name,
-                 options.given.find(name)->second, fact, srun, exec_command_text(options));
-  };
-  const std::string as_it_is = fmt::format("srun -N {} -n {}", step.num_nodes(), step.num_tasks);
-  if (differs("nnodes", step.num_nodes()))
-    return refuse("nnodes", fmt::format("this step has {} nodes", step.num_nodes()), as_it_is);
-  if (differs("nproc-per-node", step.local_tasks())) {
-    const std::string& wanted = *options.nproc_per_node;
-    const auto workers = parse_integer("--nproc-per-node", wanted, 1, 65536);
-    return refuse("nproc-per-node", fmt::format("this node has {} of the step's tasks", step.local_tasks()),
-                  workers ? fmt::format("srun -N {} -n {} --ntasks-per-node={}", step.num_nodes(),
-                                        step.num_nodes() * *workers, *workers)
-                          : as_it_is);
-  }
-  if (differs("node-rank", step.node))
-    return refuse("node-rank", fmt::format("this is node {} of the step", step.node), as_it_is);
+  const std::tuple<const char*, int, std::string> told[] = {
+      {"nnodes", step.num_nodes(), fmt::format("this step has {} nodes", step.num_nodes())},
+      {"nproc-per-node", step.local_tasks(),
+       fmt::format("this node has {} of the step's tasks", step.local_tasks())},
+      {"node-rank", step.node, fmt::format("this is node {} of the step", step.node)}};
+  for (const auto& [name, actual, fact] : told)
+    if (const auto given = options.given.find(name);
+        given != options.given.end() && given->second != std::to_string(actual))
+      return usage("--{}={}, but {}, and with --exec each task is one worker; run: srun -N {} -n {} {}", name,
+                   given->second, fact, step.num_nodes(), step.num_tasks, exec_command_text(options));
   return {};
 }
 
 Result<std::string> find_master(const Options& options, const SlurmStep& step) {
-  MUSTER_TRY(const HostMap map, HostMap::read(options.host_map));
-  if (options.given.contains("master-addr")) return map.find(options.master_addr);
-  if (const auto head = step_head(step)) return map.find(*head);
+  if (options.given.contains("master-addr")) return options.master_addr;
+  if (const auto head = step_head(step)) return *head;
   return usage(
       "with srun -m arbitrary or in a heterogeneous job a task does not know which node has rank 0; give "
       "--master-addr");

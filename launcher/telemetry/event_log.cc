@@ -73,9 +73,7 @@ int EventLog::drain() {
 void EventLog::write(std::string_view lines, const Log& log) {
   int error = stuck_ ? drain() : 0;
   if (error != 0 && waiting_.size() + lines.size() > kMostWaiting) {
-    const auto number = static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
-    dropped_ += number;
-    untold_ += number;
+    dropped_ += static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
   } else {
     waiting_ += lines;
     error = drain();
@@ -84,11 +82,7 @@ void EventLog::write(std::string_view lines, const Log& log) {
     log.warning(fmt::format("could not write events to {}: {}; the job goes on, and events may be missing",
                             path_, errno_text(error)));
   if (error == 0 && std::exchange(stuck_, false))
-    log.warning(fmt::format("events are written to {} again; {} are missing", path_, untold_));
-}
-
-std::uint64_t EventLog::take_dropped() {
-  return stuck_ ? 0 : std::exchange(untold_, 0);
+    log.warning(fmt::format("events are written to {} again; {} are missing", path_, dropped_));
 }
 
 }  // namespace muster::launcher

@@ -49,9 +49,7 @@ class EventLog {
   /// One or more whole lines.
   void write(std::string_view lines, const Log& log);
 
-  /// Lines that were left out since the last call, once others can be written again.
-  [[nodiscard]] std::uint64_t take_dropped();
-  /// In all.
+  /// Lines that were left out.
   [[nodiscard]] std::uint64_t dropped() const { return dropped_; }
   [[nodiscard]] const std::string& path() const { return path_; }
 
@@ -64,7 +62,6 @@ class EventLog {
   UniqueFd fd_;
   std::string waiting_;  // begins where the file ends, within a line perhaps
   std::uint64_t dropped_ = 0;
-  std::uint64_t untold_ = 0;  // of them
   bool stuck_ = false;
 };
 

@@ -17,11 +17,6 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-std::string seconds_text(double seconds) {
-  if (seconds < 0.00001) return "0 ms";
-  return seconds < 0.9995 ? fmt::format("{:.3g} ms", seconds * 1000) : fmt::format("{:.2f} s", seconds);
-}
-
 WorkerState state_after(const WorkerOutcome& outcome) {
   if (outcome.end.ok()) return WorkerState::kSucceeded;
   if (outcome.end.preempted()) return WorkerState::kPreempted;
@@ -56,20 +51,6 @@ std::string event_text(std::string_view event, const Json& fields) {
 
 }  // namespace
 
-std::string agent_start_text(std::string_view host, std::span<const AgentPhase> phases) {
-  double all = 0;
-  std::string out;
-  bool open = false;
-  for (const AgentPhase& phase : phases) {
-    if (open && !phase.within) out += ')';
-    const char* const before = out.empty() ? "" : phase.within && !open ? " (" : ", ";
-    out += fmt::format("{}{} {}", before, phase.name, seconds_text(phase.seconds));
-    open = phase.within;
-    if (!phase.within) all += phase.seconds;
-  }
-  return fmt::format("started on {} in {}: {}{}", host, seconds_text(all), out, open ? ")" : "");
-}
-
 Telemetry::Telemetry(const Job& job, const Log& log, EventLog* events)
     : job_(job), log_(log), events_(events) {
   status_.workers.resize(static_cast<std::size_t>(job.local_world_size));
@@ -99,11 +80,7 @@ void Telemetry::keep(std::string_view event, const Json& fields) {
 void Telemetry::write(std::string_view event, const Json& fields) {
   keep(event, fields);
   if (events_ == nullptr) return;
-  const auto put = [this](std::string_view what, const Json& of) {
-    events_->write(event_line(what, job_, status_.assignment, EventTime::now(), of), log_);
-  };
-  put(event, fields);
-  if (const std::uint64_t lost = events_->take_dropped(); lost > 0) put("dropped", {{"lines", lost}});
+  events_->write(event_line(event, job_, status_.assignment, EventTime::now(), fields), log_);
 }
 
 void Telemetry::started(std::string_view version) {
@@ -134,9 +111,9 @@ void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
   if (times.gathered) {
     // Who was connected before, as at a restart, gathers from the beginning.
     const Instant connected = std::max(times.connected.value_or(rendezvous_since_), rendezvous_since_);
-    status_.start.push_back({"connect", seconds_between(rendezvous_since_, connected), true});
-    status_.start.push_back({"gather", seconds_between(connected, *times.gathered), true});
-    status_.start.push_back({"find_store", seconds_between(*times.gathered, now), true});
+    phase("connect", seconds_between(rendezvous_since_, connected));
+    phase("gather", seconds_between(connected, *times.gathered));
+    phase("find_store", seconds_between(*times.gathered, now));
   }
   status_.rendezvous.add(took);
   status_.assignment = assignment;
@@ -174,15 +151,6 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   }
   write("running", all);
   phase("spawn", seconds_between(starting_since_, now));
-  report_start();
-}
-
-void Telemetry::report_start() {
-  const std::string text = agent_start_text(job_.host, status_.start);
-  if (timeline_ != nullptr)
-    timeline_("muster: " + text + '\n');
-  else
-    log_.info(text);
   Json phases;
   for (const AgentPhase& phase : status_.start) phases[std::string(phase.name) + "_seconds"] = phase.seconds;
   write("agent_timeline", phases);

@@ -7,9 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,15 +28,11 @@
 namespace muster::launcher {
 
 /// One phase of a start on this node, between the beginning of the process and the last worker that was
-/// executed. One that is part of the phase before it is in brackets in the text.
+/// executed.
 struct AgentPhase {
   std::string_view name;  // as in the events, with _seconds behind it
   double seconds = 0;
-  bool within = false;
 };
-
-/// "started on host-a in 9 ms: placement 2 ms, rendezvous 4 ms (connect 1 ms, gather 3 ms), spawn 3 ms".
-[[nodiscard]] std::string agent_start_text(std::string_view host, std::span<const AgentPhase> phases);
 
 enum class AgentState { kRendezvous, kRunning, kStopping, kRestarting, kEnding };
 inline constexpr std::array<std::string_view, 5> kAgentStates = {"rendezvous", "running", "stopping",
@@ -98,9 +92,6 @@ class Telemetry {
   void started(std::string_view version);
   /// `reason`: why the node is unhealthy; empty: it is not.
   void preflight(std::string_view level, std::string_view reason);
-  /// --timeline: how long a start took is written there, whatever the log's level is. `line`: with its
-  /// newline.
-  void set_timeline(std::function<void(std::string_view line)> write) { timeline_ = std::move(write); }
   /// Of what came before the agent, for the timeline of the start.
   void phase(std::string_view name, double seconds) { status_.start.push_back({name, seconds}); }
   void rendezvous_begins(int attempt);
@@ -130,7 +121,6 @@ class Telemetry {
   void enter(AgentState state);
   void write(std::string_view event, const nlohmann::ordered_json& fields);
   void keep(std::string_view event, const nlohmann::ordered_json& fields);
-  void report_start();
   [[nodiscard]] WorkerStatus& worker(int local_rank) {
     return status_.workers[static_cast<std::size_t>(local_rank)];
   }
@@ -142,7 +132,6 @@ class Telemetry {
   std::string failure_report_;  // of the attempt that ends
   Instant rendezvous_since_{};
   Instant starting_since_{};
-  std::function<void(std::string_view)> timeline_;
   std::optional<Instant> ending_since_;  // of the attempt before the one that is made ready
 };
 
