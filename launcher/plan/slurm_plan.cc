@@ -317,35 +317,31 @@ std::string workers_for(const Options& options, const SlurmStep& step) {
 }
 
 /// Every task is refused for the same reason: one of them says what to run, in full.
-tl::unexpected<Error> refuse_all(const SlurmStep& step, const std::string& fact, const std::string& advice) {
-  return usage("{}; {}", fact, step.task == 0 ? advice : "task 0 says what to run instead");
-}
-
-tl::unexpected<Error> too_many_tasks(const Options& options, const SlurmStep& step) {
-  return refuse_all(
-      step,
-      fmt::format("this step has {} on {}, but one muster per node starts all workers of that node",
-                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
-      fmt::format("run: {} {}; or, with a worker per task: srun -n {} {}{}", per_node(step.num_nodes()),
-                  command_text(options, {}, workers_for(options, step)), step.num_tasks,
-                  exec_command_text(options),
-                  step.num_nodes() == 1 ? "; or, in a shell of srun --pty, add --standalone" : ""));
+tl::unexpected<Error> refuse_step(const Options& options, const SlurmStep& step, const std::string& given,
+                                  std::string_view why, int agents) {
+  return usage("{}this step has {} on {}{}; {}", given, counted(step.num_tasks, "task"),
+               counted(step.num_nodes(), "node"), why,
+               step.task != 0
+                   ? "task 0 says what to run instead"
+                   : fmt::format("run: {} {}; or, with a worker per task: srun -n {} {}{}", per_node(agents),
+                                 command_text(options, {}, workers_for(options, step)), step.num_tasks,
+                                 exec_command_text(options),
+                                 agents == 1 ? "; or, with a job per task, add --standalone" : ""));
 }
 
 tl::unexpected<Error> wrong_nnodes(const Options& options, const SlurmStep& step, int agents) {
-  return refuse_all(
-      step,
-      fmt::format("--nnodes={}{}, but this step has {} on {}", options.nnodes,
-                  options.spares > 0 ? fmt::format(" --spares={}", options.spares) : "",
-                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
-      fmt::format("run: {} {}{}", per_node(agents), command_text(options, {}, workers_for(options, step)),
-                  agents == 1 ? "; or, with a job per task, add --standalone" : ""));
+  return refuse_step(options, step,
+                     fmt::format("--nnodes={}{}, but ", options.nnodes,
+                                 options.spares > 0 ? fmt::format(" --spares={}", options.spares) : ""),
+                     "", agents);
 }
 
 /// How many nodes take part, checked against the number of tasks.
 Result<void> count_nodes(Options& options, const SlurmStep& step, bool placed) {
   if (!options.given.contains("nnodes")) {
-    if (step.num_tasks != step.num_nodes()) return too_many_tasks(options, step);
+    if (step.num_tasks != step.num_nodes())
+      return refuse_step(options, step, "", ", but one muster per node starts all workers of that node",
+                         step.num_nodes());
     if (options.spares >= step.num_tasks)
       return usage("--spares={} leaves none of the step's {} to work; give srun more nodes", options.spares,
                    counted(step.num_tasks, "node"));
