@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <muster/result.h>
@@ -105,6 +104,13 @@ struct Options {
 /// is not required.
 [[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
                                             const Environment& environment);
+
+/// One screen: the options that most people use (help.cc).
+[[nodiscard]] std::string help_text();
+/// All options by group, failures, exit codes.
+[[nodiscard]] std::string full_help_text();
+/// Completes option names up to the program. `shell`: bash, zsh, fish or tcsh. kInvalidArgument for another.
+[[nodiscard]] Result<std::string> completion_script(std::string_view shell);
 
 /// An error about an option that nobody typed also names the variable that it came from.
 [[nodiscard]] Error with_source(Error error, const Options& options);

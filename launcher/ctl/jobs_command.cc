@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/ctl/jobs_command.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -10,6 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "launcher/ctl/commands.h"
 #include "launcher/ctl/job_status.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/plan/rendezvous_plan.h"

@@ -17,10 +17,8 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "launcher/ctl/gpus_command.h"
+#include "launcher/ctl/commands.h"
 #include "launcher/ctl/job_status.h"
-#include "launcher/ctl/jobs_command.h"
-#include "launcher/ctl/top_command.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/process/job_record.h"
 #include "launcher/process/process_stat.h"

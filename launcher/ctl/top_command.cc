@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/ctl/top_command.h"
-
 #include <cstdio>
 #include <exception>
 #include <poll.h>
@@ -19,6 +17,7 @@
 #include <boost/beast/http/write.hpp>
 #include <fmt/format.h>
 
+#include "launcher/ctl/commands.h"
 #include "launcher/ctl/job_status.h"
 #include "launcher/ctl/job_view.h"
 #include "launcher/job/exit_status.h"

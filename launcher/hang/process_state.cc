@@ -6,7 +6,6 @@
 #include <charconv>
 #include <filesystem>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include <fmt/format.h>
 

@@ -16,7 +16,6 @@
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
-#include "launcher/join/endpoint_host.h"
 #include "launcher/join/make_rendezvous.h"
 #include "launcher/join/worker_store.h"
 #include "launcher/network/listening.h"
@@ -379,7 +378,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     if (!joined_) return;  // a join round begins while workers here are still being stopped
     // The others have begun: there is nothing to tell any more.
     if (!job_.unhealthy.empty() && waiting.outside && !hosts_coordinator())
-      return finish_join(FailureNotice{});
+      return finish_join(FailureNotice{.text = "the job has begun without this node"});
     if (waiting.outside) {
       wait_status_.set(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
       // Members that cannot reach the first node end their generation; nobody outside of it has to.

@@ -68,4 +68,13 @@ struct Machine {
 [[nodiscard]] Result<Job> plan_job(const Options& given, const Environment& environment,
                                    const Machine& machine);
 
+// What --report-bindings and --dry-run print (placement_text.cc). Pure.
+
+/// A line about the node, the table, and the notes. The global ranks are known where there is no coordinator.
+[[nodiscard]] std::string placement_table(const Job& job);
+
+/// The table, the command, and the variables that a worker gets beyond the inherited ones: those that all
+/// share, then each rank's own.
+[[nodiscard]] std::string dry_run_text(const Job& job, const Environment& inherited);
+
 }  // namespace muster::launcher

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/plan/placement_text.h"
-
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -8,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "launcher/job/worker_env.h"
+#include "launcher/plan/job_plan.h"
 #include "launcher/text/substitution.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/env_contract.h"

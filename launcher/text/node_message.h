@@ -54,7 +54,7 @@ class TextCleaner {
   }
 };
 
-inline constexpr char kNodeMessageVersion = 4;
+inline constexpr char kNodeMessageVersion = 5;
 
 template <class Value>
 [[nodiscard]] std::string to_node_message(Value value) {

@@ -9,7 +9,7 @@ from . import source_tree
 # .github/CONTRIBUTING.md is drawn from this table by scripts/format.
 GROUND = ("rendezvous/include", "rendezvous/base")
 FOLDERS = [
-    ("launcher/main", "agent checks cli doctor hardware join network output plan process report telemetry",
+    ("launcher/main", "agent checks cli doctor hardware network output plan process report telemetry",
      "muster: from argv to an agent and its exit status"),
     ("launcher/ctl", "hardware job plan process progress report text rendezvous/agent_client rendezvous/net rendezvous/status",
      "musterctl: talks to agents and musterd, is none itself"),

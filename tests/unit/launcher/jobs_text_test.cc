@@ -2,7 +2,7 @@
 // What musterctl jobs prints.
 #include <nlohmann/json.hpp>
 
-#include "launcher/ctl/jobs_command.h"
+#include "launcher/ctl/commands.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

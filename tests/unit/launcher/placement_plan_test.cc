@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the options to what workers are told: job_plan.h, placement_text.h and worker_env.h together.
+// From the options to what workers are told: job_plan.h, job_plan.h and worker_env.h together.
 
 #include "launcher/job/worker_env.h"
 #include "launcher/plan/job_plan.h"
-#include "launcher/plan/placement_text.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
