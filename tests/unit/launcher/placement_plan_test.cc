@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the options to what workers are told: job_plan.h, job_plan.h and worker_env.h together.
+// From the options to what workers are told: job_plan.h (with placement_text.cc) and worker_env.h together.
 
 #include "launcher/job/worker_env.h"
 #include "launcher/plan/job_plan.h"
