@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The commands of musterctl that ask others: jobs a coordinator, top and open a job's status page, gpus the
-// driver. They block; main calls them. Failure is one line and an exit status: 1: there is no such job; 2:
-// wrong arguments; 4: something still runs; 69: the coordinator or the page was not reached; 78: it refused.
+// The commands of musterctl: ls and status look at a job's record, jobs asks a coordinator, top and open a
+// job's status page, gpus the driver. They block; main calls them. Failure is one line and an exit status: 1:
+// there is no such job; 2: wrong arguments; 4: something still runs; 69: the coordinator or the page was not
+// reached; 78: it refused.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -25,6 +26,22 @@ inline constexpr int kExitStillRuns = 4;
 /// Prints an error of musterctl. Returns `status`.
 int complain(std::string_view text, int status);
 
+// musterctl ls and status: of a detached job its record, and of each of its ranks what /proc and its line
+// about progress show at this moment. What cannot be read is left out.
+
+/// Several lines. `now`: seconds since the epoch.
+[[nodiscard]] std::string status_text(const JobRecord& entry, std::int64_t now);
+/// The entry, with what is seen of its ranks.
+[[nodiscard]] std::string status_json(const JobRecord& entry);
+
+/// "running", "lost", "ended 7"
+[[nodiscard]] std::string state_of(const JobRecord& entry);
+/// "812 MiB", "23 GiB"
+[[nodiscard]] std::string size_text(std::uint64_t bytes);
+/// "17s", "5h"
+[[nodiscard]] std::string age_of(std::int64_t since, std::int64_t now);
+[[nodiscard]] std::string command_of(const JobRecord& entry);
+
 // musterctl jobs: what a musterd, or a coordinator that an agent embeds, has.
 
 struct JobsCommand {
@@ -33,7 +50,6 @@ struct JobsCommand {
   std::string secret_file;
   tls::Files tls;
   bool json = false;
-  std::size_t most_nodes = 100;  ///< of the text; 0: all
   double timeout_s = 10;
 };
 
@@ -46,9 +62,8 @@ struct JobsCommand {
 // and as JSON. Pure; for ctl/ alone. The texts in an answer came over a network: none steers a terminal.
 // Nothing here fails.
 
-/// A line for each job, and for each node of a job that was asked for. `most_nodes` are shown, those that do
-/// not work before those that do; 0: all.
-[[nodiscard]] std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes);
+/// A line for each job, and for each node of a job that was asked for.
+[[nodiscard]] std::string jobs_text(const net::QueryAnswer& answer);
 /// One object: jobs, nodes and the count of jobs.
 [[nodiscard]] std::string jobs_json(const net::QueryAnswer& answer);
 

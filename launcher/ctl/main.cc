@@ -18,7 +18,6 @@
 #include <fmt/format.h>
 
 #include "launcher/ctl/commands.h"
-#include "launcher/ctl/job_status.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/process/job_record.h"
 #include "launcher/process/process_stat.h"
@@ -238,8 +237,6 @@ CLI::App* define_jobs(CLI::App& app, JobsCommand& look) {
   auto* out = app.add_subcommand("jobs", "what a coordinator has: a musterd, or the one that an agent runs");
   out->add_option("job", look.job, "this one and its nodes [all jobs]");
   add_coordinator(*out, look)->required();
-  out->add_option("--nodes", look.most_nodes, "most nodes to show, those that do not work first; 0: all")
-      ->capture_default_str();
   out->add_flag("--json", look.json, "for programs");
   return out;
 }

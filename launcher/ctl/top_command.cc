@@ -18,10 +18,9 @@
 #include <fmt/format.h>
 
 #include "launcher/ctl/commands.h"
-#include "launcher/ctl/job_status.h"
 #include "launcher/ctl/job_view.h"
 #include "launcher/job/exit_status.h"
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"

@@ -13,7 +13,7 @@
 #include "launcher/job/cause.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/job/restart_policy.h"
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 #include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/etcd/settings.h"
@@ -36,6 +36,13 @@ struct Command {
   std::string path;  // absolute, or relative with a slash: executed without a search
   std::vector<std::string> arguments;
   std::string title;  // names the program in the report
+
+  /// What people call it, and nothing that says more: the last part of its path, or the module's name.
+  [[nodiscard]] std::string short_name() const {
+    std::string_view name = title;
+    while (name.size() > 1 && name.ends_with('/')) name.remove_suffix(1);
+    return std::string(name.size() > 1 ? name.substr(name.rfind('/') + 1) : name);
+  }
 };
 
 enum class View { kAll, kRank0, kFold };

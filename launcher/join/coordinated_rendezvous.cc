@@ -19,7 +19,6 @@
 #include "launcher/join/make_rendezvous.h"
 #include "launcher/join/worker_store.h"
 #include "launcher/network/listening.h"
-#include "launcher/plan/program.h"
 #include "launcher/text/seconds_text.h"
 #include "rendezvous/agent_client/control_client.h"
 #include "rendezvous/agent_client/coordinator_host.h"
@@ -270,7 +269,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     out.request.addresses = store_.offered_addresses();
     out.request.master_port = store_.offered_port();
     out.request.unhealthy = job_.unhealthy;
-    out.request.program = short_name(job_.command);
+    out.request.program = job_.command.short_name();
     out.request.status_address = job_.status_address;
     out.settings = elastic.rules;
     out.compare_clocks = job_.compare_clocks;

@@ -11,7 +11,6 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/job/supervision.h"
 #include "launcher/job/worker_env.h"
-#include "launcher/plan/program.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/plan/slurm_plan.h"
 #include "launcher/text/seconds_text.h"

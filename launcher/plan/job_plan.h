@@ -68,6 +68,17 @@ struct Machine {
 [[nodiscard]] Result<Job> plan_job(const Options& given, const Environment& environment,
                                    const Machine& machine);
 
+// Program: what is executed for what the user typed. A .py file (and a directory or archive with a
+// __main__.py, and a readable file without execute permission) is run by Python with -u, an executable
+// directly, -m, --no-python and --run-path as in torchrun. The name is a path first, as in torchrun; a name
+// that is no file is looked for on PATH. Reads file metadata only; called before anything is opened or
+// started. kNotFound, or kUnsupported: not executable.
+
+[[nodiscard]] Result<Command> resolve_program(const Options& options, const Environment& environment);
+
+/// The first executable regular file called `name` in the directories of PATH.
+[[nodiscard]] std::optional<std::string> search_path(std::string_view name, const Environment& environment);
+
 // What --report-bindings and --dry-run print (placement_text.cc). Pure.
 
 /// A line about the node, the table, and the notes. The global ranks are known where there is no coordinator.

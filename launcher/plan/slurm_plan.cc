@@ -13,7 +13,7 @@
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/rdzv_conf.h"
 #include "launcher/job/worker_env.h"
-#include "launcher/plan/program.h"
+#include "launcher/plan/job_plan.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/process/spawn.h"
 #include "launcher/text/substitution.h"

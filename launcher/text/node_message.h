@@ -16,7 +16,7 @@
 
 #include <muster/result.h>
 
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/archive.h"
 #include "rendezvous/base/text.h"

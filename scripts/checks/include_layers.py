@@ -20,7 +20,7 @@ FOLDERS = [
      "what is checked before workers start"),
     ("launcher/telemetry", "hardware job output process progress report text rendezvous/net rendezvous/protocol rendezvous/status",
      "events, metrics and the status page: read the others, decide nothing"),
-    ("launcher/join", "job network plan text rendezvous/agent_client rendezvous/coordinator rendezvous/etcd rendezvous/net "
+    ("launcher/join", "job network text rendezvous/agent_client rendezvous/coordinator rendezvous/etcd rendezvous/net "
      "rendezvous/protocol rendezvous/proxy rendezvous/server",
      "how this node agrees with the others; the only folder that talks to a coordinator"),
     ("launcher/report", "hardware job output process progress text", "why a job failed"),
