@@ -33,7 +33,7 @@ Json text_or_null(const std::string& text) {
   return text.empty() ? Json(nullptr) : Json(text);
 }
 
-Json whole(double value) {
+Json whole_number(double value) {
   return std::abs(value) < 1e18 ? Json(static_cast<std::int64_t>(value)) : Json(nullptr);  // NaN is no less
 }
 
@@ -43,12 +43,12 @@ Json json_of(const GpuReading& reading) {
           {"uuid", text_or_null(reading.gpu.uuid)},
           {"name", text_or_null(reading.gpu.name)},
           {"util_percent", rounded(figures.util_percent)},
-          {"memory_used_bytes", whole(figures.memory_used_bytes)},
-          {"memory_total_bytes", whole(figures.memory_total_bytes)},
+          {"memory_used_bytes", whole_number(figures.memory_used_bytes)},
+          {"memory_total_bytes", whole_number(figures.memory_total_bytes)},
           {"power_w", rounded(figures.power_w)},
           {"temperature_c", rounded(figures.temperature_c)},
           {"sm_clock_mhz", rounded(figures.sm_clock_mhz)},
-          {"xid", figures.xid > 0 ? whole(figures.xid) : Json(nullptr)},
+          {"xid", figures.xid > 0 ? whole_number(figures.xid) : Json(nullptr)},
           {"ranks", reading.ranks}};
 }
 
