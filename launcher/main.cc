@@ -20,17 +20,14 @@
 
 #include "launcher/agent/agent.h"
 #include "launcher/checks/preflight.h"
-#include "launcher/cli/help.h"
 #include "launcher/cli/options.h"
 #include "launcher/doctor/doctor_node.h"
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/gpus.h"
-#include "launcher/join/make_rendezvous.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/output/log_writer.h"
 #include "launcher/output/output_sink.h"
 #include "launcher/plan/job_plan.h"
-#include "launcher/plan/placement_text.h"
 #include "launcher/plan/slurm_plan.h"
 #include "launcher/process/cgroup.h"
 #include "launcher/process/descendants.h"
@@ -38,7 +35,6 @@
 #include "launcher/process/guardian.h"
 #include "launcher/report/gpu_metrics.h"
 #include "launcher/report/gpu_watch.h"
-#include "launcher/telemetry/event_log.h"
 #include "launcher/telemetry/status_exchange.h"
 #include "launcher/telemetry/status_page.h"
 #include "launcher/telemetry/telemetry.h"
@@ -267,16 +263,12 @@ class Launch {
   /// job's.
   std::optional<int> start_helpers() {
     begin_telemetry();
-    if (!job_->unhealthy.empty()) {
-      listener_.reset();  // nobody would answer
-      boost::asio::io_context io(1);
-      return ended(tell_unhealthy(io, *job_, plain_log_));
-    }
     descendants_.emplace(job_->token());
     auto guardian = Guardian::start(static_cast<std::size_t>(job_->local_world_size), job_->token());
     if (!guardian) return ended(complain(guardian.error()));
     guardian_.emplace(*std::move(guardian));
     descendants_->spare(guardian_->pid());
+    if (!job_->unhealthy.empty()) return std::nullopt;  // no worker is started
     if (const auto opened = cgroups_.open(cgroup_mode_of(options_), job_->token(), *guardian_); !opened)
       return ended(complain(opened.error()));
     if (!job_->gpu_node) return std::nullopt;
@@ -322,7 +314,6 @@ class Launch {
     {
       Telemetry telemetry(*job_, log, events_ ? &*events_ : nullptr);
       const Instant now = SteadyClock::now();
-      if (options_.timeline) telemetry.set_timeline([&err](std::string_view line) { err.write(line); });
       telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
       telemetry.phase("preflight", seconds_between(planned_, checked_));
       telemetry.phase("prepare", seconds_between(checked_, now));
@@ -330,12 +321,13 @@ class Launch {
       std::optional<StatusPage> page;
       if (listener_)
         page.emplace(io, *std::move(listener_), *job_, telemetry, exchange, kVersion, page_token_);
+      const auto read_gpus = [&] {
+        return gpu_readings(*gpu_watch_, *job_, environment_, telemetry.status().assignment);
+      };
       if (page && gpu_watch_) {
-        page->add_metrics([&](MetricsText& text) {
-          put_gpu_metrics(text, *gpu_watch_, *job_, environment_, telemetry.status().assignment);
-        });
-        page->set_gpu_readings(
-            [&] { return gpu_readings(*gpu_watch_, *job_, environment_, telemetry.status().assignment); });
+        page->add_metrics(
+            [&](MetricsText& text) { put_gpu_metrics(text, read_gpus(), job_->host, job_->run_id); });
+        exchange.set_gpu_readings([&] { return read_gpus().gpus; });
       }
       status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
                           telemetry, exchange, descriptor_limit, log_writer.get(),

@@ -36,7 +36,7 @@ class Agent {
       : io_(context.io),
         job_(context.job),
         log_(context.log),
-        signals_(handle_all_signals()),
+        signals_(handle_signals()),
         spawner_(context.descriptor_limit),
         helper_(io_),
         post_mortem_(job_, context.environment, log_, context.gpu_watch),
@@ -46,14 +46,11 @@ class Agent {
   /// Until the job is over on this node; returns the exit status.
   [[nodiscard]] int run() {
     wait_for_signal();
-    if (const auto made = directory_.create(job_.logs, job_.run_id, services_.environment); !made) {
+    // A node whose disk is full or hangs only tells the others so.
+    if (const auto made = job_.unhealthy.empty() ? make_directory() : Result<void>(); !made) {
       log_.error(made.error().message);
       return made.error().code == ErrorCode::kInvalidArgument ? kExitUsage : kExitSystem;
     }
-    if (!directory_.memory().empty())
-      services_.guardian.remove_afterwards(directory_.memory());
-    else if (job_.logs.redirects.none() && job_.logs.tee.none())
-      services_.guardian.remove_afterwards(directory_.temporary_base());
     rendezvous_ = make_rendezvous(io_, job_, log_);
     services_.directory = &directory_;
     services_.rendezvous = rendezvous_.get();
@@ -73,8 +70,27 @@ class Agent {
  private:
   enum class State { kJoining, kAttempt, kLeaving, kDone };
 
-  [[nodiscard]] std::unique_ptr<boost::asio::signal_set> handle_all_signals() {
-    auto out = handle_signals(io_, job_, log_);
+  [[nodiscard]] Result<void> make_directory() {
+    MUSTER_OK(directory_.create(job_.logs, job_.run_id, services_.environment));
+    if (!directory_.memory().empty())
+      services_.guardian.remove_afterwards(directory_.memory());
+    else if (job_.logs.redirects.none() && job_.logs.tee.none())
+      services_.guardian.remove_afterwards(directory_.temporary_base());
+    return {};
+  }
+
+  /// The job's signals, but for those that nohup or a shell's background job asked to be ignored.
+  [[nodiscard]] std::unique_ptr<boost::asio::signal_set> handle_signals() {
+    auto out = std::make_unique<boost::asio::signal_set>(io_);
+    for (const int signal : job_.signals) {
+      struct sigaction current {};
+      if ((signal == SIGHUP || signal == SIGINT || signal == SIGQUIT) &&
+          ::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN)
+        continue;
+      boost::system::error_code error;
+      out->add(signal, error);
+      if (error) log_.warning(fmt::format("cannot handle {}: {}", signal_name(signal), error.message()));
+    }
     if (::isatty(STDOUT_FILENO) == 1 || ::isatty(STDERR_FILENO) == 1) out->add(SIGWINCH);
     out->add(SIGCHLD);
     return out;

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/pci_place.h"
+#include "launcher/hardware/small_files.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 

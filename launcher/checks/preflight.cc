@@ -17,7 +17,7 @@
 
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/device_choice.h"
-#include "launcher/hardware/pci_place.h"
+#include "launcher/hardware/small_files.h"
 #include "launcher/text/line_splitter.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env_contract.h"

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/cli/help.h"
-
 #include <array>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "launcher/cli/option_table.h"
+#include "launcher/cli/options.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/job/restart_policy.h"
 #include "launcher/text/usage_error.h"

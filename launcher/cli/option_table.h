@@ -125,9 +125,6 @@ inline constexpr std::array kOptionTable = {
               "written a checkpoint, or after S seconds"},
     OptionRow{"iface", 0, &Options::iface, "NAME", "all", Group::kRendezvous, kOwn | kMayBeEmpty | kForDoctor,
               "network interface to use. With c10d, the agent offers and listens on its addresses only"},
-    OptionRow{"host-map", 0, &Options::host_map, "FILE|NAME=HOST,..", "", Group::kRendezvous,
-              kOwn | kMayBeEmpty | kForDoctor | kForExec,
-              "host names to replace before they are resolved. '*=*i' adds an i to every name"},
     OptionRow{"port-file", 0, &Options::port_file, "FILE", "none", Group::kRendezvous,
               kOwn | kMayBeEmpty | kForDoctor,
               "file that gets the HOST:PORT of the coordinator that this agent runs"},
@@ -232,7 +229,7 @@ inline constexpr std::array kOptionTable = {
     OptionRow{"virtual-local-rank", 0, &Options::virtual_local_rank, "", "", Group::kPlacement, kForExec,
               "give every worker LOCAL_RANK=0 and one visible GPU"},
     OptionRow{"report-bindings", 0, &Options::report_bindings, "", "", Group::kPlacement, kOwn,
-              "print the GPU, NUMA node, CPUs, memory and network adapter of each worker on stderr"},
+              "print the GPU, NUMA node, CPUs and memory of each worker on stderr"},
     OptionRow{"preflight", 0, &Options::preflight, "quick|full|off", "off", Group::kPlacement,
               kOwn | kCommon | kChoice,
               "check driver, GPUs, disks and limits before the start. An unhealthy node says why and does "
@@ -263,8 +260,6 @@ inline constexpr std::array kOptionTable = {
               "free port, which is printed"},
     OptionRow{"events", 0, &Options::events, "FILE", "none", Group::kRunning, kOwn | kMayBeEmpty,
               "append a line of JSON to this file for each event of the job. {host} is replaced"},
-    OptionRow{"timeline", 0, &Options::timeline, "", "", Group::kRunning, kOwn,
-              "print how long each phase of the start took"},
 
     // Each of these ends the parse: it must work where PET_* variables are wrong.
     OptionRow{"help", 'h', &Options::help, "", "", Group::kHelp, kCommon | kTypedOnly, "print this text"},

@@ -10,7 +10,7 @@
 
 #include "launcher/cli/option_table.h"
 #include "launcher/text/split.h"
-#include "launcher/text/suggestions.h"
+#include "launcher/text/usage_error.h"
 
 namespace muster::launcher {
 

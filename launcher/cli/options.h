@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <muster/result.h>
@@ -66,13 +65,11 @@ struct Options {
   bool virtual_local_rank = false;
   std::string local_addr;
   std::string iface;
-  std::string host_map;
   std::string port_file;
   int spares = 0;
   std::string secret_file;
   std::string metrics_addr;
   std::string events;
-  bool timeline = false;
   bool detach = false;
   std::string job_name;
   std::optional<std::string> print_completion;
@@ -107,6 +104,13 @@ struct Options {
 /// is not required.
 [[nodiscard]] Result<Options> parse_options(std::span<const std::string> arguments,
                                             const Environment& environment);
+
+/// One screen: the options that most people use (help.cc).
+[[nodiscard]] std::string help_text();
+/// All options by group, failures, exit codes.
+[[nodiscard]] std::string full_help_text();
+/// Completes option names up to the program. `shell`: bash, zsh, fish or tcsh. kInvalidArgument for another.
+[[nodiscard]] Result<std::string> completion_script(std::string_view shell);
 
 /// An error about an option that nobody typed also names the variable that it came from.
 [[nodiscard]] Error with_source(Error error, const Options& options);

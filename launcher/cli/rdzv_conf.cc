@@ -9,7 +9,7 @@
 #include "launcher/cli/options.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
-#include "launcher/text/suggestions.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/ctl/gpus_command.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -11,7 +10,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/ctl/jobs_command.h"
+#include "launcher/ctl/commands.h"
 #include "launcher/hardware/gpus.h"
 #include "launcher/hardware/nvml.h"
 #include "launcher/job/exit_status.h"

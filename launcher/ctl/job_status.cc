@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/ctl/job_status.h"
-
 #include <algorithm>
 #include <optional>
 
@@ -8,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "launcher/ctl/commands.h"
 #include "launcher/progress/progress_sample.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/status/process_usage.h"

@@ -10,7 +10,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/ctl/job_status.h"
+#include "launcher/ctl/commands.h"
 #include "launcher/text/split.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/text.h"

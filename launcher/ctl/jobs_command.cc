@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/ctl/jobs_command.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -10,7 +8,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "launcher/ctl/job_status.h"
+#include "launcher/ctl/commands.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/text/text_table.h"
@@ -83,31 +81,20 @@ std::string ranks_of(const NodeState& node) {
                          : fmt::format("{}-{}", node.base_rank, node.base_rank + node.ranks - 1);
 }
 
-bool works(const NodeState& node) {
-  return node.state == NodeState::State::kMember || node.state == NodeState::State::kFinished;
-}
-
-std::string node_table(std::vector<NodeState> nodes, std::size_t most) {
+std::string node_table(std::vector<NodeState> nodes) {
   // By place in the world; who has none comes behind, in the order in which they came.
   const auto place = [](const NodeState& node) {
     return std::pair(node.group_rank < 0, node.group_rank < 0 ? node.number : std::uint64_t(node.group_rank));
   };
   std::sort(nodes.begin(), nodes.end(),
             [&](const NodeState& a, const NodeState& b) { return place(a) < place(b); });
-  const std::size_t all = nodes.size();
-  if (most > 0 && all > most) {
-    std::stable_partition(nodes.begin(), nodes.end(), [](const NodeState& node) { return !works(node); });
-    nodes.resize(most);
-  }
   std::vector<std::vector<std::string>> rows = {
       {"NODE", "HOST", "RANKS", "STATE", "HEARD", "ADDRESS", "WHY"}};
   for (const NodeState& node : nodes)
     rows.push_back({node.group_rank < 0 ? "-" : fmt::format("{}", node.group_rank), one_line(node.host),
                     ranks_of(node), std::string(state_name(node.state)), age(node.heard_ms),
                     one_line(node.address), one_line(node.text)});
-  std::string out = text_table(rows);
-  if (all > nodes.size()) out += fmt::format("and {} more (--nodes=0 shows all)\n", all - nodes.size());
-  return out;
+  return text_table(rows);
 }
 
 OrderedJson json_of(const JobState& job) {
@@ -153,7 +140,7 @@ OrderedJson json_of(const NodeState& node) {
 
 }  // namespace
 
-std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
+std::string jobs_text(const net::QueryAnswer& answer) {
   std::vector<std::vector<std::string>> rows = {
       {"JOB", "STATE", "NODES", "SPARES", "RANKS", "RESTARTS", "AGE", "STORE", "REACHED", "REMARK"}};
   for (const JobState& job : answer.jobs)
@@ -164,7 +151,7 @@ std::string jobs_text(const net::QueryAnswer& answer, std::size_t most_nodes) {
   out += text_table(rows);
   if (const auto shown = answer.jobs.size(); answer.over.num_jobs > shown)
     out += fmt::format("and {} more jobs\n", answer.over.num_jobs - shown);
-  if (!answer.nodes.empty()) out += '\n' + node_table(answer.nodes, most_nodes);
+  if (!answer.nodes.empty()) out += '\n' + node_table(answer.nodes);
   return out;
 }
 
@@ -214,7 +201,7 @@ int show_jobs(const JobsCommand& command, const Environment& environment) {
   if (command.json)
     std::fputs(jobs_json(*answer).c_str(), stdout);
   else if (!missing)
-    std::fputs(jobs_text(*answer, command.most_nodes).c_str(), stdout);
+    std::fputs(jobs_text(*answer).c_str(), stdout);
   return missing ? complain(fmt::format("{} has no job {}", command.endpoint, command.job), kExitNoSuchJob)
                  : kExitOk;
 }

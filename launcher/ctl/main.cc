@@ -17,14 +17,10 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include "launcher/ctl/gpus_command.h"
-#include "launcher/ctl/job_status.h"
-#include "launcher/ctl/jobs_command.h"
-#include "launcher/ctl/top_command.h"
+#include "launcher/ctl/commands.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/process/job_record.h"
 #include "launcher/process/process_stat.h"
-#include "launcher/text/suggestions.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env.h"
@@ -223,21 +219,6 @@ int remove(const Jobs& jobs, const JobRecord& entry) {
   return 0;
 }
 
-/// The nearest one to what stands where a subcommand should; empty: that is one, or nothing is there.
-std::string unknown_command(const CLI::App& app, int argc, char** argv) {
-  struct Command {
-    std::string name;
-  };
-  std::vector<Command> commands;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
-    commands.push_back({command->get_name()});
-  const std::string given = argc > 1 ? argv[1] : "";
-  const auto same = [&](const Command& command) { return command.name == given; };
-  if (given.empty() || given[0] == '-' || std::any_of(commands.begin(), commands.end(), same)) return {};
-  return fmt::format("unknown command {}; the nearest is {} (see musterctl --help)", given,
-                     nearest_name(commands, given));
-}
-
 CLI::Option* add_coordinator(CLI::App& out, JobsCommand& look) {
   auto* endpoint =
       out.add_option("--endpoint", look.endpoint, "HOST[:PORT] of the coordinator, as for --rdzv-endpoint");
@@ -256,8 +237,6 @@ CLI::App* define_jobs(CLI::App& app, JobsCommand& look) {
   auto* out = app.add_subcommand("jobs", "what a coordinator has: a musterd, or the one that an agent runs");
   out->add_option("job", look.job, "this one and its nodes [all jobs]");
   add_coordinator(*out, look)->required();
-  out->add_option("--nodes", look.most_nodes, "most nodes to show, those that do not work first; 0: all")
-      ->capture_default_str();
   out->add_flag("--json", look.json, "for programs");
   return out;
 }
@@ -329,8 +308,6 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (const std::string text = unknown_command(app, argc, argv); !text.empty())
-      return complain(text, kExitUsage);
     const int status = app.exit(error);
     return status == 0 ? 0 : kExitUsage;
   }

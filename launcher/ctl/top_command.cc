@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/ctl/top_command.h"
-
 #include <cstdio>
 #include <exception>
 #include <poll.h>
@@ -17,10 +15,10 @@
 #include <boost/beast/http/write.hpp>
 #include <fmt/format.h>
 
-#include "launcher/ctl/job_status.h"
+#include "launcher/ctl/commands.h"
 #include "launcher/ctl/job_view.h"
 #include "launcher/job/exit_status.h"
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"

@@ -18,8 +18,8 @@
 #include <boost/asio/signal_set.hpp>
 #include <fmt/format.h>
 
+#include "launcher/ctl/commands.h"
 #include "launcher/ctl/job_view.h"
-#include "launcher/ctl/top_command.h"
 #include "launcher/job/exit_status.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/text.h"

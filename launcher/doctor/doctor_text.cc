@@ -16,6 +16,7 @@ using Outcome = Reach::Outcome;
 using Rows = std::vector<std::optional<DoctorRow>>;
 
 constexpr std::size_t kMaxLines = 40;
+constexpr std::size_t kMostInTable = 12;  // nodes; a wider table fits no terminal
 struct OutcomeText {
   std::string_view name, hint;
 };
@@ -50,10 +51,6 @@ struct ReachView {
   /// nullptr: the result of `from` is missing.
   [[nodiscard]] const Path* path(std::size_t from, std::size_t to) const {
     return rows[from] ? &(*rows[from])[to] : nullptr;
-  }
-  [[nodiscard]] bool works(std::size_t from, std::size_t to) const {
-    const Path* found = path(from, to);
-    return from == to || (found != nullptr && found->best() != nullptr);
   }
   /// visit(from, to, path) for each two nodes.
   template <class Visit>
@@ -91,7 +88,7 @@ std::string cell(const ReachView& view, std::size_t from, std::size_t to) {
   return miss == nullptr ? "x: no address" : std::string(text_of(miss->outcome));
 }
 
-std::string wide_table(const ReachView& view) {
+std::string table_of_paths(const ReachView& view) {
   std::vector<std::vector<std::string>> rows = {{"from \\ to"}};
   for (const DoctorNode& node : view.nodes) rows[0].push_back(node.host);
   for (std::size_t from = 0; from < view.size(); ++from) {
@@ -99,19 +96,6 @@ std::string wide_table(const ReachView& view) {
     for (std::size_t to = 0; to < view.size(); ++to) rows.back().push_back(cell(view, from, to));
   }
   return text_table(rows);
-}
-
-std::string narrow_table(const ReachView& view) {
-  std::vector<std::vector<std::string>> rows;
-  for (std::size_t from = 0; from < view.size(); ++from) {
-    std::string cells;
-    for (std::size_t to = 0; to < view.size(); ++to)
-      cells += from != to && view.works(from, to) ? '.' : cell(view, from, to).front();
-    rows.push_back({fmt::format("{:>4}", from), view.nodes[from].host, std::move(cells)});
-  }
-  return "a row is a node, a column the node with that number: . works, t timeout, r refused, n no route, a "
-         "another answers, s silent, M MTU, e error, x offers no address, ? no result\n" +
-         text_table(rows);
 }
 
 /// So many lines, and how many more there would be.
@@ -203,7 +187,7 @@ Diagnosis diagnose(const std::vector<DoctorNode>& nodes, const Rows& rows) {
   view.each_path([&](std::size_t, std::size_t, const Path& path) { working += path.best() != nullptr; });
   Diagnosis out;
   out.healthy = working == paths;
-  out.text = view.size() <= kMaxWideTable ? wide_table(view) : narrow_table(view);
+  if (view.size() <= kMostInTable) out.text = table_of_paths(view);
   out.text += broken_paths(view) + dead_addresses(view) + hints(view) + common_interface(view);
   if (view.size() == 1)
     out.text += "verdict: one node, there is nobody to reach\n";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Doctor text: what muster --doctor prints about the paths between N nodes: a table of N x N, what does not
-// work and what might help, and a verdict. Pure. Nothing here fails.
+// Doctor text: what muster --doctor prints about the paths between N nodes: a table of N x N where
+// it fits a terminal, what does not work and what might help, and a verdict. Pure. Nothing here fails.
 #pragma once
 
 #include <cstdint>
@@ -93,8 +93,5 @@ struct Diagnosis {
 /// By rank; a row that never came is nothing.
 [[nodiscard]] Diagnosis diagnose(const std::vector<DoctorNode>& nodes,
                                  const std::vector<std::optional<DoctorRow>>& rows);
-
-/// With more nodes a path is one character of the table.
-inline constexpr std::size_t kMaxWideTable = 12;
 
 }  // namespace muster::launcher

@@ -8,8 +8,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launcher/hang/outliers.h"
 #include "launcher/hang/process_state.h"
+#include "launcher/hang/snapshot.h"
+#include "launcher/progress/collective_state.h"
+#include "launcher/progress/progress_sample.h"
 #include "launcher/text/node_message.h"
 
 namespace muster::launcher {
@@ -20,9 +22,56 @@ constexpr std::chrono::seconds kRequestTimeout{10};  // for node 0 to ask for a 
 constexpr std::chrono::seconds kVerdictTimeout = HangSession::kSnapshotTimeout + std::chrono::seconds(15);
 constexpr std::chrono::seconds kAttemptEndTimeout{10};  // for the node that is to end the attempt
 
-std::string end_text(const ProcessEnd& end) {
-  return end.signal == 0 ? fmt::format("exited with code {}", end.code)
-                         : fmt::format("was killed by {}", signal_name(end.signal));
+// The signs of life of a worker for hang_watch.h: its progress file, the collectives of the runtime or, with
+// a fixed time-out, its output. A worker that waits for the reader of its output, such as a stopped terminal,
+// does not count as idle.
+
+bool waits_for_reader(const HangEnvirons& environs, int local_rank) {
+  for (const Std stream : {Std::kOut, Std::kErr}) {
+    if (!environs.router.is_blocked(stream)) continue;  // a system call
+    // What it writes stays in its pipe, and is no sign.
+    if (environs.router.backpressure(local_rank, stream)) return true;
+    if (blocked_output(environs.group.pid(local_rank)) == stream &&
+        !environs.router.has_file(local_rank, stream))
+      return true;
+  }
+  return false;
+}
+
+WorkerSeen look_at_worker(const HangEnvirons& environs, int local_rank) {
+  WorkerSeen out;
+  out.sign.running = environs.group.running(local_rank);
+  if (!out.sign.running) return out;
+  if (const auto sample = read_progress(environs.directory.progress_file(local_rank))) {
+    out.progress = sample->text;
+    out.sign.reports = true;
+    out.sign.paused = sample->paused;
+    out.sign.warmed_up = sample->warmed_up;
+    out.sign.seen = sample->mark;
+    out.source = "progress";
+    if (sample->paused) out.paused = "announced a pause";
+  }
+  // Collectives are a sign of life of a program that reports nothing, only while others may wait for it.
+  bool in_collective = false;
+  if (!out.sign.reports && !out.sign.paused)
+    if (const auto activity = read_collective_activity(environs.directory.progress_file(local_rank))) {
+      out.sign.seen += activity->moves;
+      in_collective = out.sign.reports = activity->waits;
+      if (in_collective) out.source = "collectives";
+    }
+  const bool fixed = environs.job.hang.watch == HangRules::Watch::kFixed;
+  if (fixed && (!out.sign.reports || in_collective)) {
+    if (!out.sign.reports)
+      out.source = environs.router.sees_stdout(local_rank)
+                       ? "output"
+                       : "stderr alone (with --view=all muster does not see stdout)";
+    out.sign.seen += environs.router.output_so_far(local_rank);
+  }
+  if ((out.sign.reports || fixed) && !out.sign.paused && waits_for_reader(environs, local_rank)) {
+    out.sign.paused = true;
+    out.paused = "waits for the reader of its output";
+  }
+  return out;
 }
 
 std::string consequence(OnHang action) {
@@ -56,7 +105,7 @@ void HangMonitor::begin() {
 }
 
 void HangMonitor::worker_ended(int local_rank, const ProcessEnd& end) {
-  ended_[static_cast<std::size_t>(local_rank)] = end_text(end);
+  ended_[static_cast<std::size_t>(local_rank)] = how_it_ended(end);
 }
 
 void HangMonitor::stop() {
@@ -111,9 +160,10 @@ void HangMonitor::plan_look() {
 }
 
 void HangMonitor::look() {
-  seen_ = look_at_workers(environs_);
-  std::vector<Liveness> signs(seen_.size());
-  std::transform(seen_.begin(), seen_.end(), signs.begin(), [](const WorkerSeen& each) { return each.sign; });
+  seen_.clear();
+  std::vector<Liveness> signs;
+  for (int rank = 0; rank < environs_.job.local_world_size; ++rank)
+    signs.push_back(seen_.emplace_back(look_at_worker(environs_, rank)).sign);
   const HangWatch::Change change = watch_->look(signs, SteadyClock::now());
   if (change == HangWatch::Change::kOver) hang_over();
   if (change == HangWatch::Change::kBegan) {

@@ -19,13 +19,37 @@
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/hang_session.h"
 #include "launcher/hang/hang_watch.h"
-#include "launcher/hang/liveness_probe.h"
 #include "launcher/hang/stack_collector.h"
+#include "launcher/job/job.h"
+#include "launcher/output/log_directory.h"
+#include "launcher/output/log_router.h"
+#include "launcher/output/output_sink.h"
+#include "launcher/process/worker_group.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/log.h"
 #include "rendezvous/protocol/control.h"
 
 namespace muster::launcher {
 
+/// What a HangMonitor is told of the attempt that it watches.
+struct HangEnvirons {
+  const Job& job;
+  const Assignment& assignment;
+  const Environment& environment;
+  const LogDirectory& directory;
+  const LogRouter& router;
+  const WorkerGroup& group;
+  OutputSink& err;
+  const Log& log;
+};
+
+struct WorkerSeen {
+  Liveness sign;
+  std::string progress;
+  std::string source = "none";  // "progress", "collectives", "output", ...
+  std::string paused;           // as in RankSnapshot
+};
 class HangMonitor {
  public:
   struct Callbacks {

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "launcher/job/hang_rules.h"
+#include "launcher/job/restart_policy.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {

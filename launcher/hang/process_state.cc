@@ -6,12 +6,11 @@
 #include <charconv>
 #include <filesystem>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "launcher/process/process_stat.h"
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

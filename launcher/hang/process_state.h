@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "launcher/hang/snapshot.h"
-#include "launcher/text/stream_selection.h"
+#include "launcher/text/rank_ranges.h"
 
 namespace muster::launcher {
 

@@ -5,7 +5,6 @@
 #include <array>
 #include <utility>
 
-#include "launcher/hang/outliers.h"
 #include "launcher/text/node_message.h"
 
 namespace muster::launcher {

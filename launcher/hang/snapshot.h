@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is known of workers that hang, as values: RankSnapshot of one worker, NodeSnapshot of one node's
 // workers, HangReport of all nodes' with who stands out, HangVerdict as node 0 announces it. HangMonitor
-// fills them, outliers.h judges them, hang_report.h prints them; they travel in control::Hang as
+// fills them, outliers.cc judges them, hang_report.h prints them; they travel in control::Hang as
 // text/node_message.h has it. Pure. Where a snapshot would be too large, stacks are left out before ranks
 // are.
 #pragma once
@@ -9,10 +9,11 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "launcher/job/hang_rules.h"
+#include "launcher/job/restart_policy.h"
 #include "launcher/progress/collective_state.h"
 #include "rendezvous/base/clock.h"
 
@@ -60,6 +61,7 @@ struct Outliers {
   std::vector<int> ranks = {};  // of the world, ascending; empty: nobody does
   std::string why = {};
 };
+[[nodiscard]] Outliers find_outliers(std::span<const RankSnapshot> ranks);
 
 struct HangNode {
   int node = 0;

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 
 namespace muster::launcher {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <climits>
 
-#include "launcher/hardware/pci_place.h"
+#include "launcher/hardware/small_files.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 

@@ -2,7 +2,6 @@
 #include "launcher/hardware/device_choice.h"
 
 #include <algorithm>
-#include <cstdint>
 
 #include <fmt/format.h>
 

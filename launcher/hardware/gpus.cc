@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/hardware/gpus.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <unistd.h>
+
+#include <fmt/format.h>
 
 #include "launcher/hardware/device_choice.h"
 #include "launcher/hardware/nvml.h"
+#include "launcher/hardware/small_files.h"
 
 namespace muster::launcher {
 
@@ -25,7 +30,8 @@ std::vector<Gpu> find_gpus(const GpuPaths& paths) {
   const auto add = [&](std::string pci) -> Gpu& {
     Gpu& gpu = out.emplace_back();
     gpu.index = static_cast<int>(out.size()) - 1;
-    if (!pci.empty()) gpu.place = pci_place(paths.pci_devices + "/" + pci);
+    const std::string node = first_line(fmt::format("{}/{}/numa_node", paths.pci_devices, pci));
+    if (!node.empty()) gpu.numa_node = std::max(-1, std::atoi(node.c_str()));
     gpu.pci = std::move(pci);
     return gpu;
   };

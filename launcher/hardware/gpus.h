@@ -5,10 +5,11 @@
 // decided in device_choice.h.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "launcher/hardware/pci_place.h"
+#include "launcher/hardware/nvml.h"
 #include "rendezvous/base/env.h"
 
 namespace muster::launcher {
@@ -19,7 +20,14 @@ struct Gpu {
   std::string name;                 // "NVIDIA H100 80GB HBM3"; empty: unknown
   std::string pci;                  // "0000:3b:00.0"; empty: unknown
   std::vector<std::string> slices;  // UUIDs of its MIG devices
-  PciPlace place;
+  int numa_node = -1;               // -1: the firmware does not tell
+};
+
+/// What one does at one moment, for the job's status page, /metrics and the messages between nodes.
+struct GpuReading {
+  Gpu gpu;
+  Nvml::Figures figures;
+  std::vector<std::int32_t> ranks;  // that use it, if each takes the one of its LOCAL_RANK
 };
 
 struct GpuPaths {

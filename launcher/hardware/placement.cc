@@ -52,7 +52,7 @@ void choose_node(const Topology& topology, const std::vector<Gpu>& gpus, int ran
   slot.node = spread;
   if (slot.device == nullptr) return;
   const Gpu& gpu = gpus[slot.device->gpu];
-  int wanted = gpu.place.numa_node;
+  int wanted = gpu.numa_node;
   if (wanted < 0) {
     if (topology.nodes.size() > 1) slot.note = fmt::format("the NUMA node of GPU {} is unknown", gpu.index);
     return;
@@ -111,9 +111,9 @@ struct Turn {
 Turn turn_of(const std::vector<Slot>& slots, const Slot& slot, const std::vector<Gpu>& gpus,
              const std::vector<Device>& devices, bool by_device) {
   Turn out{0, 0};
-  if (by_device && slot.device != nullptr && gpus[slot.device->gpu].place.numa_node == slot.node) {
+  if (by_device && slot.device != nullptr && gpus[slot.device->gpu].numa_node == slot.node) {
     for (std::size_t i = 0; i < devices.size(); ++i) {
-      if (gpus[devices[i].gpu].place.numa_node != slot.node) continue;
+      if (gpus[devices[i].gpu].numa_node != slot.node) continue;
       if (static_cast<int>(i) == slot.device_number) out.number = out.of;
       ++out.of;
     }
@@ -177,17 +177,6 @@ void bind(const Topology& topology, const Slot& slot, RankPlacement& out) {
   if (one_node && topology.memory_policy) out.binding.memory_nodes = to_mask({node});
 }
 
-void add_nic(const std::vector<Nic>& nics, std::map<std::string, int>& turns, RankPlacement& out) {
-  PciPlace place;
-  if (out.gpu) place = out.gpu->place;
-  if (place.numa_node < 0) place.numa_node = out.numa_node;
-  const Nic* nearest = nearest_nic(nics, place, 0);
-  if (nearest == nullptr) return;
-  nearest = nearest_nic(nics, place, turns[nearest->name]++);
-  out.nic = nearest->name;
-  out.interface = nearest->interface;
-}
-
 }  // namespace
 
 std::optional<Bind> parse_bind(std::string_view text, bool torchrun) {
@@ -206,7 +195,6 @@ std::optional<Bind> parse_bind(std::string_view text, bool torchrun) {
 
 Result<std::vector<RankPlacement>> place_ranks(const Topology& topology, const std::vector<Gpu>& gpus,
                                                const std::vector<Device>& devices,
-                                               const std::vector<Nic>& nics,
                                                const PlacementRequest& request) {
   std::vector<Slot> slots(static_cast<std::size_t>(request.ranks));
   for (std::size_t rank = 0; rank < slots.size(); ++rank) {
@@ -223,7 +211,6 @@ Result<std::vector<RankPlacement>> place_ranks(const Topology& topology, const s
     for (const std::size_t core : slot.cores) ++users[core];
   }
   std::vector<RankPlacement> out;
-  std::map<std::string, int> nic_turns;
   for (Slot& slot : slots) {
     RankPlacement& rank = out.emplace_back();
     if (slot.device != nullptr) {
@@ -234,7 +221,7 @@ Result<std::vector<RankPlacement>> place_ranks(const Topology& topology, const s
     if (request.bind != Bind::kNone) {
       rank.numa_node = slot.node;
     } else if (slot.device != nullptr) {
-      rank.numa_node = topology.nodes.size() == 1 ? slot.node : rank.gpu->place.numa_node;
+      rank.numa_node = topology.nodes.size() == 1 ? slot.node : rank.gpu->numa_node;
     }
     rank.cpus = cpus_of(topology, slot.cores);
     rank.cores = static_cast<int>(slot.cores.size());
@@ -242,7 +229,6 @@ Result<std::vector<RankPlacement>> place_ranks(const Topology& topology, const s
     if (request.cpu_quota > 0) rank.threads = std::clamp(request.cpu_quota / request.ranks, 1, rank.threads);
     rank.note = std::move(slot.note);
     if (request.bind != Bind::kNone) bind(topology, slot, rank);
-    add_nic(nics, nic_turns, rank);
   }
   return out;
 }

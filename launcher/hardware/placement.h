@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Placement: (topology, devices, request) -> where each local rank goes: its device, the CPUs it is bound to,
-// the memory it prefers, its share of threads, its nearest network adapter. Pure; topology.h, gpus.h and
-// nics.h did the reading, spawn.h applies it before exec. Ranks with a GPU go where the GPU is, the others
-// are spread over the allowed cores. Sources: torch/numa/binding.py of PyTorch 2.14 for the modes of
+// the memory it prefers, its share of threads. Pure; topology.h and gpus.h did the reading, spawn.h applies
+// it before exec. Ranks with a GPU go where the GPU is, the others are spread over the allowed cores.
+// Sources: torch/numa/binding.py of PyTorch 2.14 for the modes of
 // --numa-binding; set_mempolicy(2).
 #pragma once
 
@@ -14,7 +14,6 @@
 
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/device_choice.h"
-#include "launcher/hardware/nics.h"
 #include "launcher/hardware/topology.h"
 
 namespace muster::launcher {
@@ -46,9 +45,7 @@ struct RankPlacement {
   int cores = 0;           // these make
   int threads = 1;         // its share, for OMP_NUM_THREADS
   bool bound = false;
-  std::string nic;        // the nearest adapter; empty: none
-  std::string interface;  // likewise, for sockets
-  std::string note;       // why it is not where one would expect it
+  std::string note;  // why it is not where one would expect it
   Binding binding;
 };
 
@@ -67,7 +64,6 @@ struct PlacementRequest {
 [[nodiscard]] Result<std::vector<RankPlacement>> place_ranks(const Topology& topology,
                                                              const std::vector<Gpu>& gpus,
                                                              const std::vector<Device>& devices,
-                                                             const std::vector<Nic>& nics,
                                                              const PlacementRequest& request);
 
 }  // namespace muster::launcher

@@ -5,11 +5,18 @@
 #include <signal.h>
 #include <string.h>
 
+#include <fmt/format.h>
+
 namespace muster::launcher {
 
 std::string signal_name(int signal) {
   const char* abbreviation = ::sigabbrev_np(signal);
   return "SIG" + (abbreviation != nullptr ? std::string(abbreviation) : std::to_string(signal));
+}
+
+std::string how_it_ended(const ProcessEnd& end) {
+  if (end.signal == 0) return fmt::format("exited with code {}", end.code);
+  return fmt::format("was killed by {}{}", signal_name(end.signal), end.core ? " (core dumped)" : "");
 }
 
 bool is_crash_signal(int signal) {

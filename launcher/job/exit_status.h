@@ -68,6 +68,9 @@ struct ProcessEnd {
 /// "SIGTERM"; "SIG34" for one without a name.
 [[nodiscard]] std::string signal_name(int signal);
 
+/// "exited with code 7", "was killed by SIGSEGV (core dumped)".
+[[nodiscard]] std::string how_it_ended(const ProcessEnd& end);
+
 /// A program's own doing, or its memory's: SIGSEGV, SIGABRT and their like.
 [[nodiscard]] bool is_crash_signal(int signal);
 

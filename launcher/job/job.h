@@ -12,10 +12,9 @@
 #include "launcher/hardware/placement.h"
 #include "launcher/job/cause.h"
 #include "launcher/job/exit_status.h"
-#include "launcher/job/hang_rules.h"
 #include "launcher/job/restart_policy.h"
-#include "launcher/text/clean_line.h"
-#include "launcher/text/stream_selection.h"
+#include "launcher/text/line_splitter.h"
+#include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/etcd/settings.h"
 #include "rendezvous/net/tls.h"
@@ -37,6 +36,13 @@ struct Command {
   std::string path;  // absolute, or relative with a slash: executed without a search
   std::vector<std::string> arguments;
   std::string title;  // names the program in the report
+
+  /// What people call it, and nothing that says more: the last part of its path, or the module's name.
+  [[nodiscard]] std::string short_name() const {
+    std::string_view name = title;
+    while (name.size() > 1 && name.ends_with('/')) name.remove_suffix(1);
+    return std::string(name.size() > 1 ? name.substr(name.rfind('/') + 1) : name);
+  }
 };
 
 enum class View { kAll, kRank0, kFold };
@@ -79,7 +85,6 @@ struct ElasticJob {
   /// Static rendezvous: `order` is the node's rank, and the workers are told the endpoint as it was given.
   /// Its port is the coordinator's and, unless `store_proxy`, that of the workers' store.
   bool ranks_given = false;
-  bool places_told = false;  // by Slurm: `order` is the node's rank, and rank 0 is on the endpoint's host
   bool store_proxy = false;  // the coordinator has the workers' store, and this agent carries it to them
 };
 
@@ -100,7 +105,6 @@ struct Job {
   Command command;
   bool virtual_local_rank = false;
   std::vector<RankPlacement> placement;  // by local rank; empty: neither asked for nor to be shown
-  bool placed = false;                   // asked for: the workers are told their MUSTER_NIC
   std::string visible_devices;           // CUDA_VISIBLE_DEVICES for --gpus; empty: as inherited
   std::string gpu_shortage;              // to be said: there are fewer GPUs than workers; empty: nothing
   std::vector<std::string> warnings;     // to be said before the start

@@ -9,7 +9,6 @@
 #include "launcher/text/rank_ranges.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
-#include "launcher/text/suggestions.h"
 #include "launcher/text/usage_error.h"
 
 namespace muster::launcher {
@@ -111,8 +110,15 @@ namespace {
 
 constexpr double kMaxSeconds = 86'400;
 
+constexpr double kLeastSilence = 0.1;
+constexpr double kMostSilence = 30 * 86'400;
+
 std::optional<Millis> parse_pause(std::string_view text) {
   return parse_seconds(text, 0, kMaxSeconds);
+}
+
+std::optional<Millis> parse_silence(std::string_view text) {
+  return parse_seconds(text, kLeastSilence, kMostSilence);
 }
 
 /// "crash, SIGBUS, exit code 135": all that a rule could go by.
@@ -149,6 +155,34 @@ Millis RestartPause::before(int restart) const {
 
 bool RestartRules::after_lost_node() const {
   return (only.empty() || only.names_lost_nodes()) && !never.names_lost_nodes();
+}
+
+Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on_hang) {
+  HangRules out;
+  if (timeout == "off") {
+    out.watch = Watch::kOff;
+  } else if (timeout != "auto") {
+    const auto colon = timeout.find(':');
+    const auto limit = parse_silence(timeout.substr(0, colon));
+    const auto start = colon == std::string_view::npos ? limit : parse_silence(timeout.substr(colon + 1));
+    if (!limit || !start)
+      return usage(
+          "--hang-timeout={}: not auto, off, SECONDS or SECONDS:START, as in 60 or 60:900, from {} up",
+          timeout, kLeastSilence);
+    out.watch = Watch::kFixed;
+    out.limit = *limit;
+    out.start = colon == std::string_view::npos ? *limit * 10 : *start;
+  }
+  if (on_hang == "restart") {
+    out.action = OnHang::kRestart;
+  } else if (on_hang == "stop") {
+    out.action = OnHang::kStop;
+  } else if (on_hang != "report") {
+    return usage("--on-hang={}: not one of report, restart, stop", on_hang);
+  }
+  if (out.watch == Watch::kOff && out.action != OnHang::kReport)
+    return usage("--on-hang={}: with --hang-timeout=off no hang is seen", on_hang);
+  return out;
 }
 
 RestartDecision decide_restart(AttemptEnd end, const FailureFacts& failure, int restarts_used,

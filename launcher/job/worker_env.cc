@@ -69,7 +69,7 @@ Environment shared_environment(const Environment& inherited, const Job& job, con
     out.try_emplace(std::string(env::kNcclInterface), assignment.interface);
   }
   for (const std::string_view name : {env::kRank, env::kLocalRank, env::kRoleRank, env::kErrorFile,
-                                      env::kProgressFile, env::kSafePointFile, env::kSecret, env::kNic})
+                                      env::kProgressFile, env::kSafePointFile, env::kSecret})
     out.erase(std::string(name));
   if (job.virtual_local_rank) out.erase(std::string(kVisibleDevices));
   return out;
@@ -97,11 +97,8 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
       out.emplace_back(kVisibleDevices, std::move(device));
     }
   }
-  if (place != nullptr) {
-    if (divides_threads(inherited, job))
-      out.emplace_back(env::kOmpNumThreads, std::to_string(place->threads));
-    if (job.placed && !place->nic.empty()) out.emplace_back(env::kNic, place->nic);
-  }
+  if (place != nullptr && divides_threads(inherited, job))
+    out.emplace_back(env::kOmpNumThreads, std::to_string(place->threads));
   return out;
 }
 

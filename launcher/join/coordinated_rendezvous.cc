@@ -16,11 +16,9 @@
 #include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
-#include "launcher/join/endpoint_host.h"
 #include "launcher/join/make_rendezvous.h"
 #include "launcher/join/worker_store.h"
 #include "launcher/network/listening.h"
-#include "launcher/plan/program.h"
 #include "launcher/text/seconds_text.h"
 #include "rendezvous/agent_client/control_client.h"
 #include "rendezvous/agent_client/coordinator_host.h"
@@ -271,7 +269,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     out.request.addresses = store_.offered_addresses();
     out.request.master_port = store_.offered_port();
     out.request.unhealthy = job_.unhealthy;
-    out.request.program = short_name(job_.command);
+    out.request.program = job_.command.short_name();
     out.request.status_address = job_.status_address;
     out.settings = elastic.rules;
     out.compare_clocks = job_.compare_clocks;
@@ -379,7 +377,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     if (!joined_) return;  // a join round begins while workers here are still being stopped
     // The others have begun: there is nothing to tell any more.
     if (!job_.unhealthy.empty() && waiting.outside && !hosts_coordinator())
-      return finish_join(FailureNotice{});
+      return finish_join(FailureNotice{.text = "the job has begun without this node"});
     if (waiting.outside) {
       wait_status_.set(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
       // Members that cannot reach the first node end their generation; nobody outside of it has to.

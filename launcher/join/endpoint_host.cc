@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/join/endpoint_host.h"
-
+// EndpointHost: the coordinator at the job's endpoint, if this agent runs it. Unless --rdzv-conf is_host
+// decides, an agent runs it if the endpoint is an address of this host and the port is free: of two agents
+// that bind it the kernel lets one win, and a musterd has won already. Owned by CoordinatedRendezvous; one
+// loop. Failure: through `located`; a port in use is no failure unless is_host was given. With port 0 the
+// kernel chooses, and this agent logs the port for the other nodes' command.
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -11,6 +14,7 @@
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
+#include "launcher/join/make_rendezvous.h"
 #include "launcher/network/listening.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/lifetime.h"

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/join/make_rendezvous.h"
 
-#include <csignal>
-#include <optional>
 #include <utility>
 
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
-#include <fmt/format.h>
 
 #include "launcher/job/exit_status.h"
 #include "rendezvous/coordinator/progress_tracker.h"
@@ -83,75 +80,6 @@ class StandaloneRendezvous final : public Rendezvous {
 std::unique_ptr<Rendezvous> make_rendezvous(boost::asio::io_context& io, const Job& job, const Log& log) {
   if (job.mode == RendezvousMode::kStandalone) return std::make_unique<StandaloneRendezvous>(io, job, log);
   return make_coordinated_rendezvous(io, job, log);
-}
-
-namespace {
-
-constexpr std::chrono::seconds kLongLeaveTimeout{10};
-constexpr std::chrono::seconds kShortLeaveTimeout{1};
-
-/// The job is over here.
-int exit_status_of(const Result<Rendezvous::Membership>& membership, const Log& log) {
-  if (!membership) {
-    log.error(fmt::format("the other nodes could not be informed: {}", membership.error().message));
-    return kExitPreflight;
-  }
-  const auto* notice = std::get_if<FailureNotice>(&*membership);
-  if (notice == nullptr) return kExitPreflight;
-  if (!notice->text.empty()) log.error(notice->text);
-  return notice->exit_code;
-}
-
-}  // namespace
-
-std::unique_ptr<boost::asio::signal_set> handle_signals(boost::asio::io_context& io, const Job& job,
-                                                        const Log& log) {
-  auto out = std::make_unique<boost::asio::signal_set>(io);
-  for (const int signal : job.signals) {
-    struct sigaction current {};
-    if ((signal == SIGHUP || signal == SIGINT || signal == SIGQUIT) &&
-        ::sigaction(signal, nullptr, &current) == 0 && current.sa_handler == SIG_IGN)
-      continue;
-    boost::system::error_code error;
-    out->add(signal, error);
-    if (error) log.warning(fmt::format("cannot handle {}: {}", signal_name(signal), error.message()));
-  }
-  return out;
-}
-
-int tell_unhealthy(boost::asio::io_context& io, const Job& job, const Log& log) {
-  const auto signals = handle_signals(io, job, log);
-  std::optional<int> status;
-  int signalled = 0;
-  const auto arm = [&] {
-    signalled = 0;
-    signals->async_wait([&](const auto& error, int signal) {
-      if (!error) signalled = signal;
-    });
-  };
-  arm();
-  const std::unique_ptr<Rendezvous> rendezvous = make_rendezvous(io, job, log);
-  rendezvous->join(
-      0, [&](const Result<Rendezvous::Membership>& membership) { status = exit_status_of(membership, log); });
-  while (!status && signalled == 0) io.run_one();
-
-  const bool hurried = signalled != 0;
-  if (hurried) {
-    const FailureNotice notice{.node_rank = job.node_rank,
-                               .exit_code = 128 + signalled,
-                               .text = fmt::format("{} received on {}", signal_name(signalled), job.host)};
-    log.error(notice.text);
-    rendezvous->decline(notice);
-    status = notice.exit_code;
-    arm();
-  }
-  bool left = false;
-  const Millis timeout = hurried ? kShortLeaveTimeout : kLongLeaveTimeout;
-  rendezvous->leave(timeout, [&] { left = true; });
-  const Instant deadline = SteadyClock::now() + timeout;
-  while (!left && signalled == 0 && SteadyClock::now() < deadline)
-    io.run_one_for(deadline - SteadyClock::now());
-  return *status;
 }
 
 }  // namespace muster::launcher

@@ -82,8 +82,7 @@ std::string name_warning(const std::string& place, const std::vector<std::string
                          const std::vector<InterfaceAddress>& own) {
   if (chosen.empty() || found.empty() || is_loopback(chosen.front())) return {};
   const std::string there = without_scope(chosen.front());
-  const std::string instead =
-      fmt::format("name {} to all nodes, or give them --host-map={}={}", there, place, there);
+  const std::string instead = fmt::format("name {} to all nodes instead of {}", there, place);
   if (std::all_of(found.begin(), found.end(), is_loopback))
     return fmt::format(
         "{} is {} on this host; with {} the coordinator listens at {}, and nodes where {} is another address "

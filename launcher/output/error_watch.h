@@ -14,7 +14,6 @@
 #include <string_view>
 
 #include "launcher/job/cause.h"
-#include "launcher/text/clean_line.h"
 #include "launcher/text/line_splitter.h"
 
 namespace muster::launcher {

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/text/stream_selection.h"
+#include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/clock.h"
 
 namespace muster::launcher {

@@ -68,6 +68,15 @@ std::string prefix_of(const Job& job, const Assignment& assignment, int local_ra
   });
 }
 
+/// A colour that the program leaves set does not run into what other ranks say. Source: ECMA-48, SGR.
+void append_line(std::string_view text, std::string& lines) {
+  lines.append(text);
+  const auto last = text.rfind("\x1b[");
+  if (last != std::string_view::npos && !text.substr(last).starts_with(kResetColour))
+    lines.append(kResetColour);
+  lines.push_back('\n');
+}
+
 bool contains(const std::vector<int>& numbers, int number) {
   return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
 }
@@ -79,7 +88,6 @@ struct OutputFormatter::Source {
   std::string prefix;
   std::size_t time_at = std::string::npos;  // position of kTimeMark
   bool open = true;                         // its lines are shown
-  AnsiState out_colour, err_colour;
 };
 
 OutputFormatter::OutputFormatter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
@@ -133,7 +141,6 @@ std::string OutputFormatter::prefix(int local_rank) const {
 
 void OutputFormatter::append(Source& source, Std stream, std::string_view text) {
   std::string& lines = target(stream).lines;
-  AnsiState& colour = stream == Std::kOut ? source.out_colour : source.err_colour;
   if (source.time_at == std::string::npos) {
     lines.append(source.prefix);
   } else {
@@ -141,10 +148,7 @@ void OutputFormatter::append(Source& source, Std stream, std::string_view text) 
     lines.append(source.prefix, 0, source.time_at).append(time_);
     lines.append(source.prefix, source.time_at + 1);
   }
-  lines.append(colour.open()).append(text);
-  colour.take(text);
-  if (!colour.open().empty()) lines.append(kResetColour);
-  lines.push_back('\n');
+  append_line(text, lines);
 }
 
 void OutputFormatter::append(const FoldBuffer::Entry& entry) {
@@ -155,11 +159,7 @@ void OutputFormatter::append(const FoldBuffer::Entry& entry) {
   std::string& lines = target(entry.stream).lines;
   const std::string host = among_others(assignment_) ? short_name(job_.host) : std::string();
   lines.append(fold_label(entry.ranks, num_shown_, assignment_.base_rank, host)).push_back(':');
-  lines.append(entry.text);
-  AnsiState colour;
-  colour.take(entry.text);
-  if (!colour.open().empty()) lines.append(kResetColour);
-  lines.push_back('\n');
+  append_line(entry.text, lines);
 }
 
 void OutputFormatter::flush() {

@@ -11,8 +11,6 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/job/supervision.h"
 #include "launcher/job/worker_env.h"
-#include "launcher/network/host_map.h"
-#include "launcher/plan/program.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/plan/slurm_plan.h"
 #include "launcher/text/seconds_text.h"
@@ -90,7 +88,6 @@ Result<Hardware> read_hardware(const Environment& environment) {
   Hardware out;
   MUSTER_TRY(out.topology, read_topology(current_affinity()));
   out.gpus = find_gpus(gpu_paths(environment));
-  out.nics = find_nics();
   if (out.topology.this_machine) out.cpu_quota = cpu_quota({});
   return out;
 }
@@ -124,9 +121,8 @@ Result<void> plan_placement(const Options& options, const Environment& environme
         request.bind_text);
   request.cpu_quota = node->cpu_quota;
   MUSTER_TRY(const std::vector<Device> devices, choose(options, environment, node->gpus, job));
-  MUSTER_TRY(job.placement, place_ranks(node->topology, node->gpus, devices, node->nics, request));
+  MUSTER_TRY(job.placement, place_ranks(node->topology, node->gpus, devices, request));
   job.hardware = summary(node->topology);
-  job.placed = asked;
   return {};
 }
 
@@ -265,14 +261,6 @@ Result<std::optional<SlurmStep>> read_step(const Environment& environment) {
   return fail(std::move(error));
 }
 
-/// Whether the step is the whole job, and says who is where in it.
-bool places_told(const Options& given, const SlurmStep& step, const Job& job) {
-  const membership::Settings& rules = job.elastic.rules;
-  return job.mode == RendezvousMode::kElastic && rules.min_nodes == step.num_tasks &&
-         rules.max_nodes == step.num_tasks && rules.spares == 0 && !step.arbitrary && !step.het_job &&
-         given.rdzv_endpoint.empty() && !given.given.contains("master-addr");
-}
-
 void add_warning(Job& job, std::string text) {
   if (!text.empty()) job.warnings.push_back(std::move(text));
 }
@@ -364,7 +352,6 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   if (step) {
     MUSTER_TRY(options, join_step(std::move(options), *step));
   }
-  MUSTER_TRY(options, map_hosts(std::move(options)));
   const std::string& here = step ? step->node_name() : machine.host;
 
   Job job;
@@ -390,7 +377,6 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   if (options.join_at != "now" && job.mode != RendezvousMode::kElastic)
     return usage("--join-at={}: a job grows with --nnodes=MIN:MAX and --rdzv-backend=c10d, muster or etcd",
                  options.join_at);
-  job.elastic.places_told = step && places_told(given, *step, job);
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
   MUSTER_TRY(job.command, resolve_program(options, environment));

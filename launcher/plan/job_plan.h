@@ -15,7 +15,6 @@
 #include "launcher/cli/options.h"
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/gpus.h"
-#include "launcher/hardware/nics.h"
 #include "launcher/hardware/topology.h"
 #include "launcher/job/job.h"
 #include "rendezvous/base/env.h"
@@ -32,11 +31,10 @@ namespace muster::launcher {
 struct Hardware {
   Topology topology;
   std::vector<Gpu> gpus;
-  std::vector<Nic> nics;
   int cpu_quota = 0;  // cores.h
 };
 
-/// kUnsupported: hwloc cannot read this machine. No GPU and no adapter are no errors.
+/// kUnsupported: hwloc cannot read this machine. No GPU is no error.
 [[nodiscard]] Result<Hardware> read_hardware(const Environment& environment);
 
 /// Fills job.placement, visible_devices and hardware. kInvalidArgument: usage. kUnsupported: this machine
@@ -69,5 +67,25 @@ struct Machine {
 /// kInvalidArgument: usage. kNotFound, kUnsupported: the program.
 [[nodiscard]] Result<Job> plan_job(const Options& given, const Environment& environment,
                                    const Machine& machine);
+
+// Program: what is executed for what the user typed. A .py file (and a directory or archive with a
+// __main__.py, and a readable file without execute permission) is run by Python with -u, an executable
+// directly, -m, --no-python and --run-path as in torchrun. The name is a path first, as in torchrun; a name
+// that is no file is looked for on PATH. Reads file metadata only; called before anything is opened or
+// started. kNotFound, or kUnsupported: not executable.
+
+[[nodiscard]] Result<Command> resolve_program(const Options& options, const Environment& environment);
+
+/// The first executable regular file called `name` in the directories of PATH.
+[[nodiscard]] std::optional<std::string> search_path(std::string_view name, const Environment& environment);
+
+// What --report-bindings and --dry-run print (placement_text.cc). Pure.
+
+/// A line about the node, the table, and the notes. The global ranks are known where there is no coordinator.
+[[nodiscard]] std::string placement_table(const Job& job);
+
+/// The table, the command, and the variables that a worker gets beyond the inherited ones: those that all
+/// share, then each rank's own.
+[[nodiscard]] std::string dry_run_text(const Job& job, const Environment& inherited);
 
 }  // namespace muster::launcher

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/plan/placement_text.h"
-
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -8,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "launcher/job/worker_env.h"
+#include "launcher/plan/job_plan.h"
 #include "launcher/text/substitution.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/env_contract.h"
@@ -19,7 +18,7 @@ namespace {
 constexpr std::string_view kLater = "(known at the rendezvous)";
 
 bool ranks_known(const Job& job) {
-  return job.mode != RendezvousMode::kElastic || job.elastic.places_told || job.elastic.ranks_given;
+  return job.mode != RendezvousMode::kElastic || job.elastic.ranks_given;
 }
 
 std::string or_dash(std::string text) {
@@ -54,13 +53,6 @@ bool known(const Job& job, std::string_view name) {
   return ranks_known(job) || std::find(ranks.begin(), ranks.end(), name) == ranks.end();
 }
 
-/// What can be said of a variable whose value the rendezvous decides.
-std::string foreseen(const Job& job, std::string_view name) {
-  if (name != env::kMasterAddr || !job.elastic.places_told) return std::string(kLater);
-  if (job.elastic.store_proxy) return "127.0.0.1";
-  return fmt::format("(the address of {} that answers)", job.elastic.endpoint_host);
-}
-
 std::string command_line(const Job& job, int local_rank) {
   std::string out = substitute_local_rank(job.command.path, local_rank);
   for (std::size_t i = 1; i < job.command.arguments.size(); ++i)
@@ -80,8 +72,7 @@ Row placement_row(const Job& job, int local_rank) {
           rank.numa_node < 0 ? "-" : std::to_string(rank.numa_node),
           (rank.bound ? "" : "any of ") + to_ranges(rank.cpus),
           std::to_string(rank.cores),
-          memory_text(rank),
-          or_dash(rank.nic)};
+          memory_text(rank)};
 }
 
 }  // namespace
@@ -90,8 +81,7 @@ std::string placement_table(const Job& job) {
   std::string out =
       fmt::format("{}: {}; {}\n", job.host, counted(job.local_world_size, "worker"), job.hardware);
   if (job.placement.empty()) return out;
-  std::vector<Row> rows{
-      {"rank", "local", "CUDA", "GPU", "UUID", "PCI", "NUMA", "CPUs", "cores", "memory", "NIC"}};
+  std::vector<Row> rows{{"rank", "local", "CUDA", "GPU", "UUID", "PCI", "NUMA", "CPUs", "cores", "memory"}};
   for (int i = 0; i < job.local_world_size; ++i) {
     Row& row = rows.emplace_back(placement_row(job, i));
     const int rank = job.node_rank * job.local_world_size + i;
@@ -110,7 +100,7 @@ std::string dry_run_text(const Job& job, const Environment& inherited) {
     out += fmt::format("ranks as if each of the {} nodes had {} workers\n", job.nodes, job.local_world_size);
   out += fmt::format("command: {}\n", command_line(job, 0));
   const auto line = [&](std::string_view name, std::string_view value) {
-    return fmt::format("  {}={}\n", name, known(job, name) ? std::string(value) : foreseen(job, name));
+    return fmt::format("  {}={}\n", name, known(job, name) ? value : kLater);
   };
   const Assignment assignment = guess(job);
   out += "environment of all:\n";

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launcher/plan/program.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "launcher/plan/job_plan.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
@@ -123,14 +122,6 @@ Command direct(std::string path, const Options& options) {
 }
 
 }  // namespace
-
-std::string short_name(const Command& command) {
-  std::string_view name = command.title;
-  while (name.size() > 1 && name.ends_with('/')) name.remove_suffix(1);
-  if (const auto slash = name.rfind('/'); slash != std::string_view::npos && name.size() > 1)
-    name.remove_prefix(slash + 1);
-  return std::string(name);
-}
 
 std::optional<std::string> search_path(std::string_view name, const Environment& environment) {
   if (name.empty()) return std::nullopt;

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "launcher/cli/rdzv_conf.h"
-#include "launcher/network/host_map.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
@@ -260,23 +259,6 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
   job.master_addr = first.host;
   job.master_port = static_cast<std::uint16_t>(first.port);
   return {};
-}
-
-Result<Options> map_hosts(Options options) {
-  if (options.host_map.empty()) return options;
-  MUSTER_TRY(const HostMap map, HostMap::read(options.host_map));
-  options.master_addr = map.find(options.master_addr);
-  if (options.rdzv_endpoint.empty()) return options;
-  MUSTER_TRY(const std::vector<Endpoint> endpoints, parse_endpoints(options.rdzv_endpoint));
-  std::string out;
-  for (const Endpoint& endpoint : endpoints) {
-    const std::string host = endpoint.host.empty() ? endpoint.host : map.find(endpoint.host);
-    out += out.empty() ? "" : ",";
-    out += host.find(':') == std::string::npos ? host : fmt::format("[{}]", host);
-    if (endpoint.port >= 0) out += fmt::format(":{}", endpoint.port);
-  }
-  options.rdzv_endpoint = std::move(out);
-  return options;
 }
 
 Result<std::vector<Endpoint>> parse_endpoints(std::string_view text) {

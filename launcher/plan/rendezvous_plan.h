@@ -34,9 +34,6 @@ struct Endpoint {
 /// One such, or several with commas between them.
 [[nodiscard]] Result<std::vector<Endpoint>> parse_endpoints(std::string_view text);
 
-/// The endpoint and the master's address, as they are now, replaced by what --host-map says.
-[[nodiscard]] Result<Options> map_hosts(Options options);
-
 struct NodeRange {
   int min = 1;
   int max = 1;

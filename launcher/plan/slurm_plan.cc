@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <limits>
+#include <tuple>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -12,8 +13,7 @@
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/rdzv_conf.h"
 #include "launcher/job/worker_env.h"
-#include "launcher/network/host_map.h"
-#include "launcher/plan/program.h"
+#include "launcher/plan/job_plan.h"
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/process/spawn.h"
 #include "launcher/text/substitution.h"
@@ -30,34 +30,22 @@ constexpr std::string_view kNodeRank = "NODE_RANK";  // Lightning's name for GRO
 
 /// What the step says otherwise: the first such option, and the command that fits.
 Result<void> check_counts(const Options& options, const SlurmStep& step) {
-  const auto differs = [&](std::string_view name, int actual) {
-    const auto given = options.given.find(name);
-    return given != options.given.end() && given->second != std::to_string(actual);
-  };
-  const auto refuse = [&](std::string_view name, const std::string& fact, const std::string& srun) {
-    return usage("--{}={}, but {}, and with --exec each task is one worker; run: {} {}", name,
-                 options.given.find(name)->second, fact, srun, exec_command_text(options));
-  };
-  const std::string as_it_is = fmt::format("srun -N {} -n {}", step.num_nodes(), step.num_tasks);
-  if (differs("nnodes", step.num_nodes()))
-    return refuse("nnodes", fmt::format("this step has {} nodes", step.num_nodes()), as_it_is);
-  if (differs("nproc-per-node", step.local_tasks())) {
-    const std::string& wanted = *options.nproc_per_node;
-    const auto workers = parse_integer("--nproc-per-node", wanted, 1, 65536);
-    return refuse("nproc-per-node", fmt::format("this node has {} of the step's tasks", step.local_tasks()),
-                  workers ? fmt::format("srun -N {} -n {} --ntasks-per-node={}", step.num_nodes(),
-                                        step.num_nodes() * *workers, *workers)
-                          : as_it_is);
-  }
-  if (differs("node-rank", step.node))
-    return refuse("node-rank", fmt::format("this is node {} of the step", step.node), as_it_is);
+  const std::tuple<const char*, int, std::string> told[] = {
+      {"nnodes", step.num_nodes(), fmt::format("this step has {} nodes", step.num_nodes())},
+      {"nproc-per-node", step.local_tasks(),
+       fmt::format("this node has {} of the step's tasks", step.local_tasks())},
+      {"node-rank", step.node, fmt::format("this is node {} of the step", step.node)}};
+  for (const auto& [name, actual, fact] : told)
+    if (const auto given = options.given.find(name);
+        given != options.given.end() && given->second != std::to_string(actual))
+      return usage("--{}={}, but {}, and with --exec each task is one worker; run: srun -N {} -n {} {}", name,
+                   given->second, fact, step.num_nodes(), step.num_tasks, exec_command_text(options));
   return {};
 }
 
 Result<std::string> find_master(const Options& options, const SlurmStep& step) {
-  MUSTER_TRY(const HostMap map, HostMap::read(options.host_map));
-  if (options.given.contains("master-addr")) return map.find(options.master_addr);
-  if (const auto head = step_head(step)) return map.find(*head);
+  if (options.given.contains("master-addr")) return options.master_addr;
+  if (const auto head = step_head(step)) return *head;
   return usage(
       "with srun -m arbitrary or in a heterogeneous job a task does not know which node has rank 0; give "
       "--master-addr");
@@ -329,35 +317,31 @@ std::string workers_for(const Options& options, const SlurmStep& step) {
 }
 
 /// Every task is refused for the same reason: one of them says what to run, in full.
-tl::unexpected<Error> refuse_all(const SlurmStep& step, const std::string& fact, const std::string& advice) {
-  return usage("{}; {}", fact, step.task == 0 ? advice : "task 0 says what to run instead");
-}
-
-tl::unexpected<Error> too_many_tasks(const Options& options, const SlurmStep& step) {
-  return refuse_all(
-      step,
-      fmt::format("this step has {} on {}, but one muster per node starts all workers of that node",
-                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
-      fmt::format("run: {} {}; or, with a worker per task: srun -n {} {}{}", per_node(step.num_nodes()),
-                  command_text(options, {}, workers_for(options, step)), step.num_tasks,
-                  exec_command_text(options),
-                  step.num_nodes() == 1 ? "; or, in a shell of srun --pty, add --standalone" : ""));
+tl::unexpected<Error> refuse_step(const Options& options, const SlurmStep& step, const std::string& given,
+                                  std::string_view why, int agents) {
+  return usage("{}this step has {} on {}{}; {}", given, counted(step.num_tasks, "task"),
+               counted(step.num_nodes(), "node"), why,
+               step.task != 0
+                   ? "task 0 says what to run instead"
+                   : fmt::format("run: {} {}; or, with a worker per task: srun -n {} {}{}", per_node(agents),
+                                 command_text(options, {}, workers_for(options, step)), step.num_tasks,
+                                 exec_command_text(options),
+                                 agents == 1 ? "; or, with a job per task, add --standalone" : ""));
 }
 
 tl::unexpected<Error> wrong_nnodes(const Options& options, const SlurmStep& step, int agents) {
-  return refuse_all(
-      step,
-      fmt::format("--nnodes={}{}, but this step has {} on {}", options.nnodes,
-                  options.spares > 0 ? fmt::format(" --spares={}", options.spares) : "",
-                  counted(step.num_tasks, "task"), counted(step.num_nodes(), "node")),
-      fmt::format("run: {} {}{}", per_node(agents), command_text(options, {}, workers_for(options, step)),
-                  agents == 1 ? "; or, with a job per task, add --standalone" : ""));
+  return refuse_step(options, step,
+                     fmt::format("--nnodes={}{}, but ", options.nnodes,
+                                 options.spares > 0 ? fmt::format(" --spares={}", options.spares) : ""),
+                     "", agents);
 }
 
 /// How many nodes take part, checked against the number of tasks.
 Result<void> count_nodes(Options& options, const SlurmStep& step, bool placed) {
   if (!options.given.contains("nnodes")) {
-    if (step.num_tasks != step.num_nodes()) return too_many_tasks(options, step);
+    if (step.num_tasks != step.num_nodes())
+      return refuse_step(options, step, "", ", but one muster per node starts all workers of that node",
+                         step.num_nodes());
     if (options.spares >= step.num_tasks)
       return usage("--spares={} leaves none of the step's {} to work; give srun more nodes", options.spares,
                    counted(step.num_tasks, "node"));

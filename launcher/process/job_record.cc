@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/pci_place.h"
+#include "launcher/hardware/small_files.h"
 #include "launcher/process/process_stat.h"
 #include "launcher/text/json_fields.h"
 #include "rendezvous/base/syscall.h"

@@ -13,7 +13,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/pci_place.h"
+#include "launcher/hardware/small_files.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -21,7 +21,6 @@
 #include <muster/check.h>
 
 #include "launcher/process/process_stat.h"
-#include "launcher/text/clean_line.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -182,47 +181,21 @@ std::vector<int> signals_to_reset() {
   return out;
 }
 
-constexpr std::size_t kBeginning = 256;  // the kernel looks no further for "#!" itself
-
-/// Empty: not a file that can be read.
-std::string beginning_of(const std::string& path) {
-  const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
-  std::array<char, kBeginning> bytes{};
-  const ssize_t n = fd ? retry_eintr([&] { return ::read(fd.get(), bytes.data(), bytes.size()); }) : -1;
-  return n > 0 ? std::string(bytes.data(), static_cast<std::size_t>(n)) : std::string();
-}
-
-std::string missing_interpreter(const std::string& beginning) {
-  if (!beginning.starts_with("#!"))
-    return "; the file exists, but its loader does not, as for a program of another architecture or C "
-           "library";
-  const std::string line = beginning.substr(0, beginning.find('\n'));
-  if (line.ends_with('\r'))
-    return "; the file exists, but its lines end with CR LF, and so does its interpreter's name: sed -i "
-           "'s/\\r$//' it";
-  return fmt::format("; the file exists, but the interpreter that its first line names does not: {}",
-                     one_clean_line(line));
-}
-
-std::string unknown_format(const std::string& beginning) {
-  if (beginning.starts_with("\x7f"
-                            "ELF"))
-    return "; is it a program for another architecture?";
-  if (beginning.empty()) return "; is it empty?";
-  return "; a script begins with a line such as #!/bin/sh";
-}
-
 }  // namespace
 
 Error exec_error(const std::string& path, int error_number) {
   Error out = errno_error("execute " + path, error_number);
   switch (error_number) {
     case ENOENT:
-      if (::access(path.c_str(), F_OK) == 0) out.message += missing_interpreter(beginning_of(path));
+      if (::access(path.c_str(), F_OK) == 0)
+        out.message +=
+            "; the file exists, but its loader, or the interpreter that its first line names, does not; does "
+            "that line end with CR LF?";
       break;
     case ENOEXEC:
       out.code = ErrorCode::kUnsupported;
-      out.message += unknown_format(beginning_of(path));
+      out.message +=
+          "; it is empty, for another architecture, or a script without a first line such as #!/bin/sh";
       break;
     case EACCES:
       out.code = ErrorCode::kUnsupported;

@@ -10,7 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "launcher/progress/progress_sample.h"
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 
 namespace muster::launcher {
 namespace {

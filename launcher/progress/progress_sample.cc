@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 #include "rendezvous/base/progress_page.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"

@@ -17,9 +17,9 @@
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/pci_place.h"
+#include "launcher/hardware/small_files.h"
 #include "launcher/process/process_stat.h"
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"

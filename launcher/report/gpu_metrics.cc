@@ -5,11 +5,9 @@
 #include <cctype>
 #include <cmath>
 #include <string>
-#include <utility>
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/device_choice.h"
 #include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env_contract.h"
@@ -64,109 +62,65 @@ std::string bus_id(std::string_view address) {
   return out;
 }
 
-template <class Number>
-std::optional<Number> known(double value) {
-  return std::isnan(value) ? std::nullopt : std::optional(static_cast<Number>(value));
-}
-
 }  // namespace
 
-void put_gpu_metrics(MetricsText& out, const GpuMetrics& metrics) {
-  const std::size_t count = std::min({metrics.gpus.size(), metrics.figures.size(), metrics.ranks.size()});
+std::vector<WorkerDevice> devices_of_workers(const Job& job, Environment environment,
+                                             std::span<const Gpu> gpus) {
+  if (!job.visible_devices.empty())
+    environment.insert_or_assign(std::string(env::kCudaVisible), job.visible_devices);
+  std::vector<WorkerDevice> out;
+  for (int rank = 0; rank < job.local_world_size; ++rank)
+    out.push_back(device_of_worker(environment, rank, gpus));
+  return out;
+}
+
+NodeGpus gpu_readings(GpuWatch& watch, const Job& job, const Environment& environment,
+                      const std::optional<Assignment>& assignment) {
+  NodeGpus out;
+  const Instant now = SteadyClock::now();
+  const auto readings = watch.figures(now);
+  const auto& gpus = watch.gpus();
+  if (!readings || !gpus) return out;
+  out.age_s = seconds_between(readings->at, now);
+  for (std::size_t i = 0; i < std::min(gpus->size(), readings->gpus.size()); ++i)
+    out.gpus.push_back({(*gpus)[i], readings->gpus[i], {}});
+  if (!assignment) return out;  // the nodes have not met
+  int rank = assignment->base_rank;
+  for (const WorkerDevice& device : devices_of_workers(job, environment, *gpus)) {
+    for (GpuReading& each : out.gpus)
+      if (!device.address.empty() && each.gpu.pci == device.address) each.ranks.push_back(rank);
+    ++rank;
+  }
+  return out;
+}
+
+void put_gpu_metrics(MetricsText& out, const NodeGpus& node, std::string_view host, std::string_view run_id) {
   struct Labels {
     std::string gpu, device, pci, rank;
   };
   std::vector<Labels> labels;
-  for (std::size_t i = 0; i < count; ++i) {
-    const int index = metrics.gpus[i].index;
-    labels.push_back({fmt::format("{}", index), fmt::format("nvidia{}", index), bus_id(metrics.gpus[i].pci),
-                      to_ranges(metrics.ranks[i])});
-  }
+  for (const GpuReading& each : node.gpus)
+    labels.push_back({fmt::format("{}", each.gpu.index), fmt::format("nvidia{}", each.gpu.index),
+                      bus_id(each.gpu.pci), to_ranges(each.ranks)});
   for (const GpuMetric& metric : kGpuMetrics) {
     out.family(metric.name, metric.type, metric.help);
-    for (std::size_t i = 0; i < count; ++i) {
-      const double value = metrics.figures[i].*metric.value;
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      const GpuReading& each = node.gpus[i];
+      const double value = each.figures.*metric.value;
       if (std::isnan(value)) continue;
       out.sample(value / metric.unit, {{"gpu", labels[i].gpu},
-                                       {"UUID", metrics.gpus[i].uuid},
+                                       {"UUID", each.gpu.uuid},
                                        {"pci_bus_id", labels[i].pci},
                                        {"device", labels[i].device},
-                                       {"modelName", metrics.gpus[i].name},
-                                       {"Hostname", metrics.host},
+                                       {"modelName", each.gpu.name},
+                                       {"Hostname", host},
                                        {"rank", labels[i].rank},
-                                       {"run_id", labels[i].rank.empty() ? "" : metrics.run_id}});
+                                       {"run_id", labels[i].rank.empty() ? "" : run_id}});
     }
   }
-  if (count > 0)
-    out.gauge("muster_gpu_figures_age_seconds", metrics.age_s,
+  if (!labels.empty())
+    out.gauge("muster_gpu_figures_age_seconds", node.age_s,
               "Age of the figures of the GPUs; it grows where the driver does not answer.");
-}
-
-std::vector<std::vector<int>> ranks_of_gpus(const Job& job, const Environment& environment,
-                                            std::span<const Gpu> gpus) {
-  Environment of_workers = environment;
-  if (!job.visible_devices.empty())
-    of_workers.insert_or_assign(std::string(env::kCudaVisible), job.visible_devices);
-  std::vector<std::vector<int>> out(gpus.size());
-  for (int rank = 0; rank < job.local_world_size; ++rank) {
-    const std::string address = device_of_worker(of_workers, rank, gpus).address;
-    for (std::size_t i = 0; i < gpus.size(); ++i)
-      if (!address.empty() && gpus[i].pci == address) out[i].push_back(rank);
-  }
-  return out;
-}
-
-namespace {
-
-/// Before the nodes have met: none.
-std::vector<std::vector<int>> world_ranks_of_gpus(const Job& job, const Environment& environment,
-                                                  std::span<const Gpu> gpus,
-                                                  const std::optional<Assignment>& assignment) {
-  if (!assignment) return std::vector<std::vector<int>>(gpus.size());
-  auto out = ranks_of_gpus(job, environment, gpus);
-  for (std::vector<int>& ranks : out)
-    for (int& rank : ranks) rank += assignment->base_rank;
-  return out;
-}
-
-}  // namespace
-
-void put_gpu_metrics(MetricsText& out, GpuWatch& watch, const Job& job, const Environment& environment,
-                     const std::optional<Assignment>& assignment) {
-  const Instant now = SteadyClock::now();
-  const auto readings = watch.figures(now);
-  const auto& gpus = watch.gpus();
-  if (!readings || !gpus) return;
-  put_gpu_metrics(out, {*gpus, readings->gpus, world_ranks_of_gpus(job, environment, *gpus, assignment),
-                        job.host, job.run_id, seconds_between(readings->at, now)});
-}
-
-GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures, std::vector<int> ranks) {
-  GpuReading out;
-  out.index = gpu.index;
-  out.uuid = gpu.uuid;
-  out.name = gpu.name;
-  out.util_percent = known<double>(figures.util_percent);
-  out.memory_used_bytes = known<std::uint64_t>(figures.memory_used_bytes);
-  out.memory_total_bytes = known<std::uint64_t>(figures.memory_total_bytes);
-  out.power_w = known<double>(figures.power_w);
-  out.temperature_c = known<double>(figures.temperature_c);
-  out.sm_clock_mhz = known<double>(figures.sm_clock_mhz);
-  if (figures.xid > 0) out.xid = static_cast<std::int32_t>(figures.xid);
-  out.ranks = std::move(ranks);
-  return out;
-}
-
-std::vector<GpuReading> gpu_readings(GpuWatch& watch, const Job& job, const Environment& environment,
-                                     const std::optional<Assignment>& assignment) {
-  std::vector<GpuReading> out;
-  const auto readings = watch.figures(SteadyClock::now());
-  const auto& gpus = watch.gpus();
-  if (!readings || !gpus) return out;
-  auto ranks = world_ranks_of_gpus(job, environment, *gpus, assignment);
-  for (std::size_t i = 0; i < std::min(gpus->size(), readings->gpus.size()); ++i)
-    out.push_back(reading_of((*gpus)[i], readings->gpus[i], std::move(ranks[i])));
-  return out;
 }
 
 }  // namespace muster::launcher

@@ -10,9 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/hardware/gpu_reading.h"
+#include "launcher/hardware/device_choice.h"
 #include "launcher/hardware/gpus.h"
-#include "launcher/hardware/nvml.h"
 #include "launcher/job/job.h"
 #include "launcher/report/gpu_watch.h"
 #include "rendezvous/base/env.h"
@@ -20,29 +19,19 @@
 
 namespace muster::launcher {
 
-struct GpuMetrics {
-  std::span<const Gpu> gpus;
-  std::span<const Nvml::Figures> figures;   // of each
-  std::span<const std::vector<int>> ranks;  // that use each
-  std::string_view host, run_id;
+/// By local rank. `environment`: the agent's.
+[[nodiscard]] std::vector<WorkerDevice> devices_of_workers(const Job& job, Environment environment,
+                                                           std::span<const Gpu> gpus);
+
+struct NodeGpus {
+  std::vector<GpuReading> gpus;
   double age_s = 0;  // of the figures
 };
 
-void put_gpu_metrics(MetricsText& out, const GpuMetrics& metrics);
+/// As they were read last, with the ranks that `assignment` has given them; none before the first reading.
+[[nodiscard]] NodeGpus gpu_readings(GpuWatch& watch, const Job& job, const Environment& environment,
+                                    const std::optional<Assignment>& assignment);
 
-/// Of the GPUs as they were read last, with the ranks that `assignment` has given them; nothing before the
-/// first reading.
-void put_gpu_metrics(MetricsText& out, GpuWatch& watch, const Job& job, const Environment& environment,
-                     const std::optional<Assignment>& assignment);
-
-/// Which local ranks use each of the GPUs, if each takes the one of its LOCAL_RANK.
-[[nodiscard]] std::vector<std::vector<int>> ranks_of_gpus(const Job& job, const Environment& environment,
-                                                          std::span<const Gpu> gpus);
-
-/// The same for the messages between nodes.
-[[nodiscard]] GpuReading reading_of(const Gpu& gpu, const Nvml::Figures& figures, std::vector<int> ranks);
-[[nodiscard]] std::vector<GpuReading> gpu_readings(GpuWatch& watch, const Job& job,
-                                                   const Environment& environment,
-                                                   const std::optional<Assignment>& assignment);
+void put_gpu_metrics(MetricsText& out, const NodeGpus& node, std::string_view host, std::string_view run_id);
 
 }  // namespace muster::launcher

@@ -254,11 +254,6 @@ std::string indented(std::string_view text) {
   return out;
 }
 
-std::string how_it_ended(const ProcessEnd& end) {
-  if (end.signal == 0) return fmt::format("exited with code {}", end.code);
-  return fmt::format("was killed by {}{}", signal_name(end.signal), end.core ? " (core dumped)" : "");
-}
-
 /// What is known beyond how it ended.
 std::string reason(const Cause& cause) {
   for (const CauseClass said :

@@ -49,13 +49,6 @@ constexpr std::array kEntries = {
     Entry{137, "NVLink privilege error: a peer's access to memory that is not mapped"},
     Entry{140, "unrecovered memory error (ECC)", true},
     Entry{143, "the GPU could not be initialised"},
-    Entry{144, "NVLink error"},
-    Entry{145, "NVLink error"},
-    Entry{146, "NVLink error"},
-    Entry{147, "NVLink error"},
-    Entry{148, "NVLink error"},
-    Entry{149, "NVLink error", true},
-    Entry{150, "NVLink error"},
     Entry{154, "the driver asks for another way to recover the GPU (nvidia-smi -q)"},
     Entry{156, "a resource of the GPU was retired"},
     Entry{157, "a resource of the GPU could not be retired"},
@@ -64,6 +57,7 @@ constexpr std::array kEntries = {
     Entry{172, "uncorrectable error within the GPU (SRAM)", true},
 };
 Entry find(int number) {
+  if (number >= 144 && number <= 150) return {number, "NVLink error", number == 149};
   const auto* const found = std::find_if(kEntries.begin(), kEntries.end(),
                                          [number](const Entry& entry) { return entry.number == number; });
   return found == kEntries.end() ? Entry{} : *found;

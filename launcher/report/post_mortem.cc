@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <numeric>
 #include <poll.h>
-#include <signal.h>
 #include <unistd.h>
 #include <utility>
 
@@ -13,10 +12,10 @@
 
 #include "launcher/output/error_watch.h"
 #include "launcher/progress/progress_sample.h"
+#include "launcher/report/gpu_metrics.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
 #include "launcher/text/seconds_text.h"
-#include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -67,13 +66,7 @@ void PostMortem::read_kernel() {
 /// Not by looking into the driver's library here, which would hold the agent where the driver hangs.
 void PostMortem::learn_devices() {
   if (!devices_.empty() || gpu_watch_ == nullptr) return;
-  const auto& gpus = gpu_watch_->gpus();
-  if (!gpus) return;
-  Environment of_workers = environment_;
-  if (!job_.visible_devices.empty())
-    of_workers.insert_or_assign(std::string(env::kCudaVisible), job_.visible_devices);
-  for (int rank = 0; rank < job_.local_world_size; ++rank)
-    devices_.push_back(device_of_worker(of_workers, rank, *gpus));
+  if (const auto& gpus = gpu_watch_->gpus()) devices_ = devices_of_workers(job_, environment_, *gpus);
 }
 
 WorkerDevice PostMortem::device_of(int local_rank) const {

@@ -2,7 +2,6 @@
 #include "launcher/telemetry/node_status.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -34,18 +33,24 @@ OrderedJson text_or_null(const std::string& text) {
   return text.empty() ? OrderedJson(nullptr) : OrderedJson(text);
 }
 
-OrderedJson json_of(const GpuReading& gpu) {
-  return {{"gpu", gpu.index},
-          {"uuid", text_or_null(gpu.uuid)},
-          {"name", text_or_null(gpu.name)},
-          {"util_percent", rounded(gpu.util_percent)},
-          {"memory_used_bytes", or_null(gpu.memory_used_bytes)},
-          {"memory_total_bytes", or_null(gpu.memory_total_bytes)},
-          {"power_w", rounded(gpu.power_w)},
-          {"temperature_c", rounded(gpu.temperature_c)},
-          {"sm_clock_mhz", rounded(gpu.sm_clock_mhz)},
-          {"xid", or_null(gpu.xid)},
-          {"ranks", gpu.ranks}};
+OrderedJson whole_number(double value) {
+  return std::abs(value) < 1e18 ? OrderedJson(static_cast<std::int64_t>(value))
+                                : OrderedJson(nullptr);  // NaN is no less
+}
+
+OrderedJson json_of(const GpuReading& reading) {
+  const Nvml::Figures& figures = reading.figures;
+  return {{"gpu", reading.gpu.index},
+          {"uuid", text_or_null(reading.gpu.uuid)},
+          {"name", text_or_null(reading.gpu.name)},
+          {"util_percent", rounded(figures.util_percent)},
+          {"memory_used_bytes", whole_number(figures.memory_used_bytes)},
+          {"memory_total_bytes", whole_number(figures.memory_total_bytes)},
+          {"power_w", rounded(figures.power_w)},
+          {"temperature_c", rounded(figures.temperature_c)},
+          {"sm_clock_mhz", rounded(figures.sm_clock_mhz)},
+          {"xid", figures.xid > 0 ? whole_number(figures.xid) : OrderedJson(nullptr)},
+          {"ranks", reading.ranks}};
 }
 
 OrderedJson announced(const std::optional<Announcement>& what) {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launcher/hardware/gpu_reading.h"
+#include "launcher/hardware/gpus.h"
 #include "launcher/job/job.h"
 #include "launcher/progress/stragglers.h"
 #include "launcher/telemetry/telemetry.h"

@@ -39,7 +39,8 @@ class StatusExchange {
 
   /// How messages reach the other nodes; nullptr: not any more.
   void set_send(std::function<void(control::Status)> send) { send_ = std::move(send); }
-  /// As StatusPage has it.
+  /// The last readings of this node's GPUs, by index; asked at most once a second, and only while somebody
+  /// looks. It returns at once: a driver may not answer.
   void set_gpu_readings(std::function<std::vector<GpuReading>()> read) { read_gpus_ = std::move(read); }
   /// What this node says when the first one gathers metrics; not set: nothing.
   void set_metrics(std::function<std::string()> read) { read_metrics_ = std::move(read); }

@@ -8,13 +8,11 @@
 
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "launcher/hardware/gpu_reading.h"
 #include "launcher/job/job.h"
 #include "launcher/telemetry/node_status.h"
 #include "launcher/telemetry/status_exchange.h"
@@ -48,11 +46,6 @@ class StatusPage {
 
   /// What else is to be on /metrics: called for each answer, on the loop.
   void add_metrics(std::function<void(MetricsText&)> put) { more_ = std::move(put); }
-
-  /// The last readings of this node's GPUs, by index; asked at most once a second, and only while somebody
-  /// looks. It returns at once: a driver may not answer.
-  using GpuReadings = std::function<std::vector<GpuReading>()>;
-  void set_gpu_readings(GpuReadings read) { exchange_.set_gpu_readings(std::move(read)); }
 
   /// The agent has ended: whoever watches gets the last state. Runs the loop for that, `timeout` at most.
   void finish(Millis timeout);

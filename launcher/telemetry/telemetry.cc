@@ -2,6 +2,8 @@
 #include "launcher/telemetry/telemetry.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
 #include <unistd.h>
 #include <utility>
 
@@ -10,17 +12,13 @@
 
 #include "launcher/job/exit_status.h"
 #include "launcher/report/job_report.h"
+#include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 
 using OrderedJson = nlohmann::ordered_json;
 
 namespace {
-
-std::string seconds_text(double seconds) {
-  if (seconds < 0.00001) return "0 ms";
-  return seconds < 0.9995 ? fmt::format("{:.3g} ms", seconds * 1000) : fmt::format("{:.2f} s", seconds);
-}
 
 WorkerState state_after(const WorkerOutcome& outcome) {
   if (outcome.end.ok()) return WorkerState::kSucceeded;
@@ -56,18 +54,73 @@ std::string event_text(std::string_view event, const OrderedJson& fields) {
 
 }  // namespace
 
-std::string agent_start_text(std::string_view host, std::span<const AgentPhase> phases) {
-  double all = 0;
-  std::string out;
-  bool open = false;
-  for (const AgentPhase& phase : phases) {
-    if (open && !phase.within) out += ')';
-    const char* const before = out.empty() ? "" : phase.within && !open ? " (" : ", ";
-    out += fmt::format("{}{} {}", before, phase.name, seconds_text(phase.seconds));
-    open = phase.within;
-    if (!phase.within) all += phase.seconds;
+EventTime EventTime::now() {
+  return {std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(),
+          std::chrono::duration<double>(SteadyClock::now().time_since_epoch()).count()};
+}
+
+std::string event_line(std::string_view event, const Job& job, const std::optional<Assignment>& assignment,
+                       const EventTime& time, const OrderedJson& fields) {
+  OrderedJson out{{"time", time.wall_s},
+                  {"monotonic", time.monotonic_s},
+                  {"event", event},
+                  {"run_id", job.run_id},
+                  {"host", job.host}};
+  if (assignment) out["node"] = assignment->group_rank;
+  if (assignment) out["generation"] = assignment->generation;
+  out["restarts"] = assignment ? assignment->attempt : 0;
+  for (const auto& [key, value] : fields.items())
+    if (value != "") out[key] = value;
+  for (std::size_t most = 500;; most /= 2) {
+    std::string line = out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + '\n';
+    if (line.size() <= kMaxEventBytes) return line;
+    for (OrderedJson& value : out)
+      if (value.is_string()) value = value.get_ref<const std::string&>().substr(0, most);
   }
-  return fmt::format("started on {} in {}: {}{}", host, seconds_text(all), out, open ? ")" : "");
+}
+
+Result<EventLog> EventLog::open(std::string_view file, std::string_view host) {
+  constexpr std::string_view kHost = "{host}";
+  std::string path(file);
+  if (const auto at = path.find(kHost); at != std::string::npos) path.replace(at, kHost.size(), host);
+  // O_NONBLOCK: of a named pipe.
+  UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666));
+  if (!fd) {
+    Error error = errno_error("--events=" + path, errno);
+    error.code = ErrorCode::kInvalidArgument;
+    return fail(std::move(error));
+  }
+  return EventLog(std::move(path), std::move(fd));
+}
+
+int EventLog::drain() {
+  while (!waiting_.empty()) {
+    // As many whole lines as a pipe takes at once, or one; the rest of a line that was begun counts as one.
+    std::size_t size = waiting_.find('\n') + 1;
+    // A search that finds nothing ends it, too.
+    for (std::size_t next = waiting_.find('\n', size); next < kMaxEventBytes;
+         next = waiting_.find('\n', size))
+      size = next + 1;
+    const ssize_t n = retry_eintr([&] { return ::write(fd_.get(), waiting_.data(), size); });
+    if (n < 0) return errno;
+    waiting_.erase(0, static_cast<std::size_t>(n));
+  }
+  return 0;
+}
+
+void EventLog::write(std::string_view lines, const Log& log) {
+  int error = stuck_ ? drain() : 0;
+  if (error != 0 && waiting_.size() + lines.size() > kMostWaiting) {
+    dropped_ += static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
+  } else {
+    waiting_ += lines;
+    error = drain();
+  }
+  if (error != 0 && !std::exchange(stuck_, true))
+    log.warning(fmt::format("could not write events to {}: {}; the job goes on, and events may be missing",
+                            path_, errno_text(error)));
+  if (error == 0 && std::exchange(stuck_, false))
+    log.warning(fmt::format("events are written to {} again; {} are missing", path_, dropped_));
 }
 
 Telemetry::Telemetry(const Job& job, const Log& log, EventLog* events)
@@ -99,11 +152,7 @@ void Telemetry::keep(std::string_view event, const OrderedJson& fields) {
 void Telemetry::write(std::string_view event, const OrderedJson& fields) {
   keep(event, fields);
   if (events_ == nullptr) return;
-  const auto put = [this](std::string_view what, const OrderedJson& of) {
-    events_->write(event_line(what, job_, status_.assignment, EventTime::now(), of), log_);
-  };
-  put(event, fields);
-  if (const std::uint64_t lost = events_->take_dropped(); lost > 0) put("dropped", {{"lines", lost}});
+  events_->write(event_line(event, job_, status_.assignment, EventTime::now(), fields), log_);
 }
 
 void Telemetry::started(std::string_view version) {
@@ -134,9 +183,9 @@ void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
   if (times.gathered) {
     // Who was connected before, as at a restart, gathers from the beginning.
     const Instant connected = std::max(times.connected.value_or(rendezvous_since_), rendezvous_since_);
-    status_.start.push_back({"connect", seconds_between(rendezvous_since_, connected), true});
-    status_.start.push_back({"gather", seconds_between(connected, *times.gathered), true});
-    status_.start.push_back({"find_store", seconds_between(*times.gathered, now), true});
+    phase("connect", seconds_between(rendezvous_since_, connected));
+    phase("gather", seconds_between(connected, *times.gathered));
+    phase("find_store", seconds_between(*times.gathered, now));
   }
   status_.rendezvous.add(took);
   status_.assignment = assignment;
@@ -174,15 +223,6 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   }
   write("running", all);
   phase("spawn", seconds_between(starting_since_, now));
-  report_start();
-}
-
-void Telemetry::report_start() {
-  const std::string text = agent_start_text(job_.host, status_.start);
-  if (timeline_ != nullptr)
-    timeline_("muster: " + text + '\n');
-  else
-    log_.info(text);
   OrderedJson phases;
   for (const AgentPhase& phase : status_.start) phases[std::string(phase.name) + "_seconds"] = phase.seconds;
   write("agent_timeline", phases);

@@ -7,13 +7,13 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include <muster/result.h>
 
@@ -22,23 +22,19 @@
 #include "launcher/job/rendezvous.h"
 #include "launcher/output/log_directory.h"
 #include "launcher/process/worker_group.h"
-#include "launcher/telemetry/event_log.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/metrics_text.h"
+#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 
 /// One phase of a start on this node, between the beginning of the process and the last worker that was
-/// executed. One that is part of the phase before it is in brackets in the text.
+/// executed.
 struct AgentPhase {
   std::string_view name;  // as in the events, with _seconds behind it
   double seconds = 0;
-  bool within = false;
 };
-
-/// "started on host-a in 9 ms: placement 2 ms, rendezvous 4 ms (connect 1 ms, gather 3 ms), spawn 3 ms".
-[[nodiscard]] std::string agent_start_text(std::string_view host, std::span<const AgentPhase> phases);
 
 enum class AgentState { kRendezvous, kRunning, kStopping, kRestarting, kEnding };
 inline constexpr std::array<std::string_view, 5> kAgentStates = {"rendezvous", "running", "stopping",
@@ -90,6 +86,55 @@ struct AgentStatus {
   DurationSum restarts;                       // from the first sign of an attempt's end until all run again
 };
 
+// EventLog: the file of --events, to which whole lines are added. Several agents may write to one local file.
+// Owned by main, written by Telemetry; one thread. What cannot be written (a full disk, a pipe that nobody
+// reads) waits, up to kMostWaiting, for the next line; what is beyond that is counted. It is said once, and
+// ends nothing. A file on a network disk that does not answer holds the writer as any other file there would.
+// Source: write(2), pipe(7).
+
+struct EventTime {
+  double wall_s = 0;       // since the epoch
+  double monotonic_s = 0;  // CLOCK_MONOTONIC of the host
+
+  [[nodiscard]] static EventTime now();
+};
+
+/// A line fits into a pipe at once (PIPE_BUF), so that it is whole or not there.
+inline constexpr std::size_t kMaxEventBytes = 4096;
+
+/// One line of --events: a JSON object that says what happened, when, where and in which generation, and the
+/// `fields` of this event without the empty texts; they are in launcher/reference.md. `assignment`: the last
+/// one. The texts of a line that would be too long are cut. Pure.
+[[nodiscard]] std::string event_line(std::string_view event, const Job& job,
+                                     const std::optional<Assignment>& assignment, const EventTime& time,
+                                     const nlohmann::ordered_json& fields);
+
+class EventLog {
+ public:
+  static constexpr std::size_t kMostWaiting = 64 * 1024;
+
+  /// `file`: made if it is not there; "{host}" in it becomes `host`. kInvalidArgument: it cannot be opened.
+  [[nodiscard]] static Result<EventLog> open(std::string_view file, std::string_view host);
+
+  /// One or more whole lines.
+  void write(std::string_view lines, const Log& log);
+
+  /// Lines that were left out.
+  [[nodiscard]] std::uint64_t dropped() const { return dropped_; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  EventLog(std::string path, UniqueFd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
+  /// 0, or the errno that keeps it from going on.
+  int drain();
+
+  std::string path_;
+  UniqueFd fd_;
+  std::string waiting_;  // begins where the file ends, within a line perhaps
+  std::uint64_t dropped_ = 0;
+  bool stuck_ = false;
+};
+
 class Telemetry {
  public:
   /// `events`: nullptr: nobody wants them. All outlive this.
@@ -98,9 +143,6 @@ class Telemetry {
   void started(std::string_view version);
   /// `reason`: why the node is unhealthy; empty: it is not.
   void preflight(std::string_view level, std::string_view reason);
-  /// --timeline: how long a start took is written there, whatever the log's level is. `line`: with its
-  /// newline.
-  void set_timeline(std::function<void(std::string_view line)> write) { timeline_ = std::move(write); }
   /// Of what came before the agent, for the timeline of the start.
   void phase(std::string_view name, double seconds) { status_.start.push_back({name, seconds}); }
   void rendezvous_begins(int attempt);
@@ -130,7 +172,6 @@ class Telemetry {
   void enter(AgentState state);
   void write(std::string_view event, const nlohmann::ordered_json& fields);
   void keep(std::string_view event, const nlohmann::ordered_json& fields);
-  void report_start();
   [[nodiscard]] WorkerStatus& worker(int local_rank) {
     return status_.workers[static_cast<std::size_t>(local_rank)];
   }
@@ -142,7 +183,6 @@ class Telemetry {
   std::string failure_report_;  // of the attempt that ends
   Instant rendezvous_since_{};
   Instant starting_since_{};
-  std::function<void(std::string_view)> timeline_;
   std::optional<Instant> ending_since_;  // of the attempt before the one that is made ready
 };
 

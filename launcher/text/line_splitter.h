@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "rendezvous/base/text.h"
+
 namespace muster::launcher {
 
 class LineSplitter {
@@ -119,5 +121,24 @@ class TailBuffer {
   std::size_t cap_bytes_;
   std::string bytes_;  // up to twice the cap between trims, so that trimming is rare
 };
+
+// A line of what a program, a file or another host wrote, as it may be shown in a message or on a terminal.
+
+/// A text of several lines, in a value that nodes send each other (node_message.h).
+struct TextLines : std::string {
+  using std::string::string;
+  using std::string::operator=;
+};
+
+/// The first line of it as printable text, without spaces at its ends, cut at 300 bytes.
+[[nodiscard]] inline std::string one_clean_line(std::string_view text) {
+  constexpr std::size_t kMaxTextBytes = 300;
+  std::string out = one_line(text.substr(0, std::min(text.find('\n'), 4 * kMaxTextBytes)));
+  const auto first = out.find_first_not_of(' ');
+  if (first == std::string::npos) return {};
+  out = one_line(std::string_view(out).substr(first), kMaxTextBytes);
+  out.erase(out.find_last_not_of(' ') + 1);
+  return out;
+}
 
 }  // namespace muster::launcher

@@ -16,7 +16,7 @@
 
 #include <muster/result.h>
 
-#include "launcher/text/clean_line.h"
+#include "launcher/text/line_splitter.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/archive.h"
 #include "rendezvous/base/text.h"
@@ -54,7 +54,7 @@ class TextCleaner {
   }
 };
 
-inline constexpr char kNodeMessageVersion = 4;
+inline constexpr char kNodeMessageVersion = 5;
 
 template <class Value>
 [[nodiscard]] std::string to_node_message(Value value) {

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is wrong with the command line or the configuration, as an error (kInvalidArgument): one line that
-// names the option. Pure.
+// names the option; and which name was probably meant by one that does not exist. Pure.
 #pragma once
 
+#include <algorithm>
+#include <numeric>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -21,6 +25,34 @@ template <class First, class... Rest>
 [[nodiscard]] tl::unexpected<Error> usage(fmt::format_string<First, Rest...> text, First&& first,
                                           Rest&&... rest) {
   return usage(fmt::format(text, std::forward<First>(first), std::forward<Rest>(rest)...));
+}
+
+/// Edit distance in which swapping two neighbours counts as one (optimal string alignment).
+[[nodiscard]] inline std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> before(b.size() + 1), previous(b.size() + 1), current(b.size() + 1);
+  std::iota(previous.begin(), previous.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    current[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      current[j] =
+          std::min({previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        current[j] = std::min(current[j], before[j - 2] + 1);
+    }
+    before.swap(previous);
+    previous.swap(current);
+  }
+  return previous[b.size()];
+}
+
+/// The name of the row that is nearest to `name`; the first of several. `rows` is not empty.
+template <class Rows>
+[[nodiscard]] std::string_view nearest_name(const Rows& rows, std::string_view name) {
+  return std::min_element(rows.begin(), rows.end(),
+                          [&](const auto& a, const auto& b) {
+                            return edit_distance(name, a.name) < edit_distance(name, b.name);
+                          })
+      ->name;
 }
 
 }  // namespace muster::launcher

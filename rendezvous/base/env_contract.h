@@ -32,7 +32,6 @@ inline constexpr std::string_view kGlooInterface = "GLOO_SOCKET_IFNAME";
 inline constexpr std::string_view kNcclInterface = "NCCL_SOCKET_IFNAME";
 inline constexpr std::string_view kCudaOrder = "CUDA_DEVICE_ORDER";
 inline constexpr std::string_view kCudaVisible = "CUDA_VISIBLE_DEVICES";
-inline constexpr std::string_view kNic = "MUSTER_NIC";
 inline constexpr std::string_view kProgressFile = "MUSTER_PROGRESS_FILE";
 inline constexpr std::string_view kSafePointFile = "MUSTER_SAFE_POINT_FILE";
 inline constexpr std::string_view kLineage = "MUSTER_LINEAGE";
@@ -89,7 +88,6 @@ inline constexpr std::array kEnvContract = {
     Variable{kCudaOrder, Origin::kPlacement,
              "PCI_BUS_ID on nodes with GPUs, unless set: CUDA counts as nvidia-smi does"},
     Variable{kCudaVisible, Origin::kPlacement, "the GPUs of --gpus; one with --virtual-local-rank"},
-    Variable{kNic, Origin::kPlacement, "network adapter nearest to the rank's GPU"},
 };
 
 }  // namespace muster::env

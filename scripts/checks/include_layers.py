@@ -9,7 +9,7 @@ from . import source_tree
 # .github/CONTRIBUTING.md is drawn from this table by scripts/format.
 GROUND = ("rendezvous/include", "rendezvous/base")
 FOLDERS = [
-    ("launcher/main", "agent checks cli doctor hardware join network output plan process report telemetry",
+    ("launcher/main", "agent checks cli doctor hardware network output plan process report telemetry",
      "muster: from argv to an agent and its exit status"),
     ("launcher/ctl", "hardware job plan process progress report text rendezvous/agent_client rendezvous/net rendezvous/status",
      "musterctl: talks to agents and musterd, is none itself"),
@@ -20,7 +20,7 @@ FOLDERS = [
      "what is checked before workers start"),
     ("launcher/telemetry", "hardware job output process progress report text rendezvous/net rendezvous/protocol rendezvous/status",
      "events, metrics and the status page: read the others, decide nothing"),
-    ("launcher/join", "job network plan text rendezvous/agent_client rendezvous/coordinator rendezvous/etcd rendezvous/net "
+    ("launcher/join", "job network text rendezvous/agent_client rendezvous/coordinator rendezvous/etcd rendezvous/net "
      "rendezvous/protocol rendezvous/proxy rendezvous/server",
      "how this node agrees with the others; the only folder that talks to a coordinator"),
     ("launcher/report", "hardware job output process progress text", "why a job failed"),
@@ -29,11 +29,11 @@ FOLDERS = [
     ("launcher/plan", "cli hardware job network process text", "from options to a Job"),
     ("launcher/output", "cli job network process text rendezvous/net", "the workers' lines: files, terminal, folding"),
     ("launcher/process", "hardware job text", "starting, watching and ending processes"),
-    ("launcher/network", "job text rendezvous/net rendezvous/server", "addresses and names of this host"),
+    ("launcher/network", "job rendezvous/net rendezvous/server", "addresses and names of this host"),
     ("launcher/cli", "job text", "options as a table, and the command line read by it"),
     ("launcher/job", "hardware text rendezvous/etcd rendezvous/net rendezvous/protocol",
      "values without I/O: Job, Outcome, Cause, policies"),
-    ("launcher/hardware", "text", "GPUs, CPUs, network adapters, and who gets which"),
+    ("launcher/hardware", "text", "GPUs, CPUs, and who gets which"),
     ("launcher/text", "", "texts that several folders write alike"),
     ("rendezvous/musterd", "protocol server status wal", "musterd: options and main"),
     ("rendezvous/status", "coordinator net protocol server wal", "/metrics, /healthz, and the page of a musterd"),

@@ -20,9 +20,7 @@
 #include "launcher/hang/snapshot.h"
 #include "launcher/hang/stack_text.h"
 #include "launcher/hardware/device_choice.h"
-#include "launcher/job/hang_rules.h"
 #include "launcher/job/restart_policy.h"
-#include "launcher/network/host_map.h"
 #include "launcher/output/error_watch.h"
 #include "launcher/process/cgroup.h"
 #include "launcher/process/job_record.h"
@@ -33,7 +31,7 @@
 #include "launcher/telemetry/federated_metrics.h"
 #include "launcher/telemetry/node_status.h"
 #include "launcher/text/node_message.h"
-#include "launcher/text/stream_selection.h"
+#include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/progress_page.h"
 #include "rendezvous/base/text.h"
@@ -91,12 +89,6 @@ void secret(const std::string& text) {
 void shown(const std::string& text) {
   check(is_printable(printable(text)));
   if (control::defect_of_job(text).empty()) check(is_printable(text));
-}
-
-void host_map(const std::string& text) {
-  for (const char separator : {',', '\n'})
-    if (const auto map = launcher::HostMap::parse(text, separator, "map"))
-      for (const char* name : {"node7", "10.0.0.1", ""}) check(is_printable(map->find(name)));
 }
 
 void error_watch(const std::string& text) {
@@ -257,10 +249,10 @@ void federated(const std::string& text) {
 }
 
 constexpr std::array kParsers{
-    integer,     finding,       counter,      secret,        shown,         host_map, error_watch,
-    kernel_line, control_group, kills,        failure_rules, restart_pause, snapshot, verdict,
-    node_report, progress,      runtime_page, position,      hang_rules,    py_spy,   gdb,
-    error_file,  job_entry,     devices,      streams,       node_status,   federated};
+    integer,     finding,       counter,      secret,        shown,         federated, error_watch,
+    kernel_line, control_group, kills,        failure_rules, restart_pause, snapshot,  verdict,
+    node_report, progress,      runtime_page, position,      hang_rules,    py_spy,    gdb,
+    error_file,  job_entry,     devices,      streams,       node_status};
 
 }  // namespace
 

@@ -75,7 +75,6 @@ SHOWN_BY = {
         "tests/system/test_launcher_placement.py", "test_a_batch_script_s_idle_nodes_are_said_unless_one_is_meant"),
     "`--local-addr` with an address of this host": (
         "tests/system/test_launcher_places.py", "test_the_first_node_of_a_static_job_listens_at_its_address_only"),
-    "names of nodes": ("tests/system/test_launcher_places.py", "test_names_that_are_mapped_need_no_name_service"),
     "Slurm": ("tests/slurm/test_slurm_launch.py", "test_nodes_ranks_and_head_come_from_the_step"),
     "a pause before a restart, failures that are not restarted": (
         "tests/unit/launcher/restart_rules_test.cc", "what no-restart-on names is final, whatever restart-on names"),

@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include "launcher/hang/hang_report.h"
-#include "launcher/hang/liveness_probe.h"
 #include "launcher/hang/process_state.h"
 #include "launcher/hang/stack_collector.h"
 #include "tests/support/catch.h"

@@ -85,29 +85,11 @@ def test_srun_is_refused_outside_of_a_job_and_within_a_step(slurm):
     assert "leave --srun out: srun muster true" in done.stderr
 
 
-def test_node_names_of_slurm_are_mapped(slurm):
-    show = slurm.script("show.sh", "#!/bin/sh\necho $RANK $MASTER_ADDR\n")
-    for words in ([], ["--rdzv-backend=static", "--master-port=20999"]):
-        done = slurm.muster(["-N2", "--ntasks-per-node=1"], "--host-map=0x7f00000*=127.0.0.*", "--nproc-per-node=1", *words, show)
-        assert done.returncode == 0, done.stderr
-        assert sorted(done.stdout.splitlines()) == ["0 127.0.0.1", "1 127.0.0.1"], done.stdout
-    done = slurm.muster(["-N2", "-n2"], "--exec", "--host-map=*=*i", show)
-    assert sorted(done.stdout.splitlines()) == [f"{rank} {NODES[0]}i" for rank in range(2)], done.stdout
-
-
 def test_folded_lines_in_a_step_say_their_node(slurm):
     speak = slurm.script("speak.sh", "#!/bin/sh\necho alike\n")
     done = slurm.muster(["-N2", "--ntasks-per-node=1"], "--view=fold", "--nproc-per-node=2", speak)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[{node} x2]:alike" for node in NODES], done.stdout
-
-
-def test_a_dry_run_in_a_step_says_the_ranks(slurm):
-    done = slurm.muster(["-N2", "--ntasks-per-node=1"], "--dry-run", "--nproc-per-node=2", "true")
-    assert done.returncode == 0, done.stderr
-    assert sorted(re.findall(r"^  RANK=(.*)$", done.stdout, re.MULTILINE)) == ["0", "1", "2", "3"]
-    assert set(re.findall(r"^  WORLD_SIZE=(.*)$", done.stdout, re.MULTILINE)) == {"4"}
-    assert set(re.findall(r"^  MASTER_ADDR=(.*)$", done.stdout, re.MULTILINE)) == {f"(the address of {NODES[0]} that answers)"}
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU cannot be a part of them")

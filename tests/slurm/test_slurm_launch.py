@@ -190,7 +190,7 @@ def test_exec_refuses_what_needs_an_agent_or_contradicts_the_step(slurm):
     done = slurm.muster(["-N2", "-n4"], "--exec", "--nproc-per-node=4", "true")
     assert done.returncode == 2
     assert "--nproc-per-node=4, but this node has 2 of the step's tasks" in done.stderr
-    assert "run: srun -N 2 -n 8 --ntasks-per-node=4 muster --exec true" in done.stderr
+    assert "run: srun -N 2 -n 4 muster --exec true" in done.stderr
 
 
 def sleepers(slurm, *srun, muster=()):

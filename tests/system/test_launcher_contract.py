@@ -236,10 +236,10 @@ def test_a_file_that_cannot_be_executed_is_named(muster):
 
 
 @pytest.mark.parametrize("text,code,says", [
-    (b"echo hi\n", 126, "a script begins with a line such as #!/bin/sh"),
-    (b"", 126, "is it empty?"),
-    (b"#!/no/such/sh\n", 127, "the interpreter that its first line names does not: #!/no/such/sh"),
-    (b"#!/bin/sh\r\necho\r\n", 127, "its lines end with CR LF")])
+    (b"echo hi\n", 126, "a script without a first line such as #!/bin/sh"),
+    (b"", 126, "it is empty"),
+    (b"#!/no/such/sh\n", 127, "the interpreter that its first line names, does not"),
+    (b"#!/bin/sh\r\necho\r\n", 127, "does that line end with CR LF?")])
 def test_a_program_that_the_kernel_does_not_execute_says_what_to_try(muster, text, code, says):
     program = muster.tmp_path / "program"
     program.write_bytes(text)

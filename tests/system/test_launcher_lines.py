@@ -32,7 +32,7 @@ LINES = {
     "long": [b"L" * 1_000_000],
     "bar": [b"%3d%%" % i for i in range(0, 101, 10)],
     "binary": [PIECES["binary"][0][:-1]],
-    "colour": [b"\x1b[31mred\x1b[0m", b"\x1b[31mstill red\x1b[0m", b"plain"],
+    "colour": [b"\x1b[31mred\x1b[0m", b"still red\x1b[0m", b"plain"],
     "no end": [b"no end"],
 }
 ALL_LINES = [line for lines in LINES.values() for line in lines]

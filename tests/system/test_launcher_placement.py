@@ -12,7 +12,7 @@ SERVER = "pack:2 numa:2 l3:2 core:4 pu:2"  # 64 CPUs, 4 NUMA nodes
 SHOW = """
 import json, os
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS", "MUSTER_NIC", "LOCAL_RANK")
+names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS", "LOCAL_RANK")
 os.write(1, (json.dumps({"rank": int(os.environ["RANK"]), "cpus": status["Cpus_allowed_list"].strip(),
                   "mems": status["Mems_allowed_list"].strip(), "policy": open("/proc/self/numa_maps").readline().split()[1],
                   **{name: os.environ.get(name) for name in names}}) + "\\n").encode())
@@ -77,7 +77,6 @@ def test_bound_ranks_divide_the_mask_and_their_threads_are_their_cores(muster):
     for worker, row in zip(unbound, rows(said)):
         assert row["CPUs"] == "any of " + worker["cpus"]
         assert worker["policy"] == "default"
-        assert worker["MUSTER_NIC"] is None
 
 
 @pytest.mark.parametrize("options", [["--report-bindings"], ["--gpus=0,1"]])
@@ -236,15 +235,3 @@ def test_a_batch_script_s_idle_nodes_are_said_unless_one_is_meant(muster):
     assert done.stderr.count("\n") == 1
     for word in ("--nnodes=1", "--standalone", "--no-slurm"):
         assert muster.run(word, "--no-python", "true", env=env).stderr == ""
-
-
-def test_a_dry_run_in_a_slurm_step_says_the_ranks_and_the_first_node(muster):
-    env = clean_environment(SLURM_JOB_ID=77, SLURM_STEP_ID=0, SLURM_STEP_NODELIST="n[1-3]", SLURM_STEP_TASKS_PER_NODE="1(x3)",
-                            SLURM_STEP_NUM_TASKS=3, SLURM_NTASKS=3, SLURM_PROCID=2, SLURM_NODEID=2, SLURM_LOCALID=0)
-    text = muster.run("--dry-run", "--nproc-per-node=2", "true", env=env).stdout
-    assert re.findall(r"^  RANK=(.*)$", text, re.MULTILINE) == ["4", "5"]
-    assert [row["rank"] for row in rows(text)] == ["4", "5"]
-    for line in ("WORLD_SIZE=6", "GROUP_RANK=2", "MASTER_ADDR=(the address of n1 that answers)", "MASTER_PORT=(known at the rendezvous)"):
-        assert f"  {line}\n" in text
-    elastic = muster.run("--dry-run", "--nnodes=2:3", "true", env=env).stdout
-    assert "  RANK=(known at the rendezvous)\n" in elastic

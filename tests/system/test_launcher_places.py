@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a job is, seen from outside: names that are mapped, and the addresses at which its agents listen."""
+"""Where a job is, seen from outside: the addresses at which its agents listen."""
 import ipaddress
 import re
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from elastic_support import PORT, SHOW, STAY, job, write  # noqa: F401 (job is a fixture)
 from netns import ip
-from launcher_support import MUSTER, clean_environment, wait_for
+from launcher_support import wait_for
 
 BACKENDS = ["c10d", "static"]
 
@@ -48,36 +48,6 @@ def listeners(it, node):
         # Words of 32 bits in this machine's order.
         found.add(str(ipaddress.ip_address(b"".join(word[i:i + 4][::-1] for i in range(0, len(word), 4)))))
     return found
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_names_that_are_mapped_need_no_name_service(job, tmp_path, backend):
-    it = job(2)
-    script = write(tmp_path, "show.py", SHOW)
-    (tmp_path / "hosts").write_text(f"# the head\nhead = {it.nodes.address(0)}\n")
-    maps = [f"--host-map=head={it.nodes.address(0)}", f"--host-map={tmp_path / 'hosts'}"]
-    for node in range(2):
-        it.start(node, 1, f"--node-rank={node}", *place(it, backend, "head"), *(["--rdzv-conf="] if backend == "static" else []),
-                 maps[node], script)
-    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
-    assert [w["MASTER_ADDR"] for w in it.workers(0, 1)] == [it.nodes.address(0)] * 2
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_suffix_is_what_is_looked_for(tmp_path, backend):
-    name = "no-such-host-of-any-cluster"
-    where = [f"--rdzv-endpoint={name}:1"] if backend == "c10d" else ["--master-addr=" + name]
-    conf = "join_timeout=1,is_host=0" if backend == "c10d" else "timeout=1"
-    result = subprocess.run([MUSTER, "--nnodes=2", "--node-rank=1", f"--rdzv-backend={backend}", f"--rdzv-conf={conf}", *where,
-                             "--host-map=*=*i.invalid", "true"], capture_output=True, text=True, timeout=120, env=clean_environment())
-    assert result.returncode == 69, result.stderr
-    assert name + "i.invalid" in result.stderr
-
-
-def test_a_wrong_map_is_refused_in_one_line(tmp_path):
-    for text, why in (("a=b,c", "'c': not NAME=HOST"), ("a=*", "'a=*': the host's *"), (str(tmp_path / "none"), "there is no such file")):
-        result = subprocess.run([MUSTER, f"--host-map={text}", "true"], capture_output=True, text=True, timeout=60, env=clean_environment())
-        assert result.returncode == 2 and why in result.stderr and result.stderr.count("\n") == 1, result.stderr
 
 
 @pytest.mark.parametrize("v6", [False, True])
@@ -122,14 +92,6 @@ def test_a_port_of_the_kernel_s_choice_is_open_at_the_chosen_interface_only(job,
     assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
 
 
-def test_the_doctor_looks_where_the_map_says(job):
-    it = job(2)
-    for node in range(2):
-        it.start(node, 1, "--doctor", f"--node-rank={node}", *place(it, "c10d", "head"), f"--host-map=head={it.nodes.address(0)}")
-    assert it.codes(0, 1) == [0, 0], (it.err(0), it.err(1))
-    assert "verdict: 2 nodes, every node reaches every other" in it.out(0)
-
-
 def test_without_a_choice_an_agent_listens_everywhere(job, tmp_path):
     it = job(2)
     script = write(tmp_path, "stay.py", STAY)
@@ -141,13 +103,12 @@ def test_without_a_choice_an_agent_listens_everywhere(job, tmp_path):
     assert it.codes(0, 1) == [0, 0]
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_the_first_node_of_a_static_job_listens_at_its_address_only(job, tmp_path, mapped):
+def test_the_first_node_of_a_static_job_listens_at_its_address_only(job, tmp_path):
     it = job(2)
     add_second_network(it)
     script = write(tmp_path, "once.py", STAY.replace("while not", "if e['TORCHELASTIC_RESTART_COUNT'] == '0': raise SystemExit(3)\nwhile not"))
     for node in range(2):
-        it.start(node, 1, f"--node-rank={node}", *place(it, "static", "head" if mapped else "10.79.0.1"), "--rdzv-conf=", "--host-map=head=10.79.0.1",
+        it.start(node, 1, f"--node-rank={node}", *place(it, "static", "10.79.0.1"), "--rdzv-conf=",
                  f"--local-addr=10.79.0.{node + 1}", script, restarts=1)
     it.started("2.1", 0, 1)
     assert listeners(it, 0) == {"10.79.0.1"}, listeners(it, 0)

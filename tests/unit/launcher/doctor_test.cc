@@ -96,11 +96,11 @@ TEST_CASE("an address that leads nowhere is a remark where another works, with t
   REQUIRE(says(out, "hint: every node reaches every other by --iface=eth0\n"));
 }
 
-TEST_CASE("with many nodes a path is one character and long lists are cut") {
+TEST_CASE("with many nodes there is no table, and long lists are cut") {
   Mesh mesh(60);
   for (std::size_t i = 1; i < 60; ++i) mesh.rows[i]->at(0) = fails("10.0.0.1", Outcome::kRejected);
   const Diagnosis out = diagnose(mesh.nodes, mesh.rows);
-  REQUIRE(says(out, "\n   1  n1   r-....."));
+  REQUIRE(out.text.starts_with("n1 does not reach n0: 10.0.0.1 (eth0): refused\n"));
   REQUIRE(says(out, "\nand 19 more\n"));
   REQUIRE(says(out, "verdict: 60 nodes, 59 of 3540 paths do not work\n"));
 }

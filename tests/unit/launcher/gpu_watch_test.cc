@@ -176,16 +176,13 @@ TEST_CASE("an agent's figures have dcgm-exporter's names, units and labels, and 
   gpu.uuid = "GPU-aa";
   gpu.name = "NVIDIA H100 80GB HBM3";
   gpu.pci = "0000:3b:00.0";
-  Nvml::Figures figures;
-  figures.memory_used_bytes = 512.0 * (1 << 20);
-  figures.power_w = 350.5;
-  std::vector<Gpu> gpus = {gpu, {}};
-  gpus[1].index = 4;
-  std::vector<Nvml::Figures> all = {figures, {}};
-  all[1].power_w = 60;
-  const std::vector<std::vector<int>> ranks = {{8, 9}, {}};
+  NodeGpus node{{{gpu, {}, {8, 9}}, {}}, 1.5};
+  node.gpus[0].figures.memory_used_bytes = 512.0 * (1 << 20);
+  node.gpus[0].figures.power_w = 350.5;
+  node.gpus[1].gpu.index = 4;
+  node.gpus[1].figures.power_w = 60;
   MetricsText out;
-  put_gpu_metrics(out, {gpus, all, ranks, "host-a", "job-b", 1.5});
+  put_gpu_metrics(out, node, "host-a", "job-b");
   REQUIRE(
       out.take() ==
       "# HELP DCGM_FI_DEV_FB_USED Framebuffer memory used (in MiB).\n# TYPE DCGM_FI_DEV_FB_USED gauge\n"

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "launcher/hang/hang_report.h"
-#include "launcher/hang/outliers.h"
 #include "launcher/hang/snapshot.h"
 #include "launcher/progress/collective_state.h"
 #include "tests/support/catch.h"

@@ -5,8 +5,8 @@
 
 #include "launcher/hang/hang_report.h"
 #include "launcher/hang/hang_watch.h"
-#include "launcher/hang/outliers.h"
-#include "launcher/job/hang_rules.h"
+#include "launcher/hang/snapshot.h"
+#include "launcher/job/restart_policy.h"
 #include "launcher/progress/progress_sample.h"
 #include "rendezvous/base/progress_page.h"
 #include "tests/support/catch.h"

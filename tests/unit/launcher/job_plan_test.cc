@@ -5,7 +5,7 @@
 
 #include "launcher/network/listening.h"
 #include "launcher/plan/rendezvous_plan.h"
-#include "launcher/text/stream_selection.h"
+#include "launcher/text/rank_ranges.h"
 #include "tests/support/catch.h"
 #include "tests/support/fieldwise.h"
 

@@ -2,7 +2,7 @@
 // What musterctl jobs prints.
 #include <nlohmann/json.hpp>
 
-#include "launcher/ctl/jobs_command.h"
+#include "launcher/ctl/commands.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -60,7 +60,7 @@ TEST_CASE("jobs are a line each, in columns") {
   answer.jobs.push_back(gathering);
   answer.over.num_jobs = 5;
   REQUIRE(
-      jobs_text(answer, 100) ==
+      jobs_text(answer) ==
       "JOB    STATE      NODES  SPARES  RANKS  RESTARTS  AGE  STORE           REACHED  REMARK\n"
       "train  running 3  4/4    1/1     32     1/5       2h   10.0.0.1:29511  -\n"
       "next   gathering  1/2:4  0/0     -      0/0       17s  -               -        1 of 2 to 4 nodes\n"
@@ -81,7 +81,7 @@ TEST_CASE("a job is shown with its nodes, and why those wait that do") {
   spare.address = "10.0.0.9";
   spare.text = "spare 1 of 1; 4 nodes run generation 3";
   answer.nodes.push_back(spare);
-  REQUIRE(jobs_text(answer, 100) ==
+  REQUIRE(jobs_text(answer) ==
           "JOB    STATE      NODES  SPARES  RANKS  RESTARTS  AGE  STORE           REACHED           REMARK\n"
           "train  running 3  4/4    1/1     32     1/5       2h   10.0.0.1:29511  epoch 2 step 140\n"
           "\n"
@@ -91,20 +91,6 @@ TEST_CASE("a job is shown with its nodes, and why those wait that do") {
           "-     n9    -      waits  0s     10.0.0.9  spare 1 of 1; 4 nodes run generation 3\n");
 }
 
-TEST_CASE("of many nodes those that do not work are shown first, and the others counted") {
-  net::QueryAnswer answer;
-  answer.jobs = {running()};
-  for (int i = 0; i < 50; ++i) answer.nodes.push_back(member(i));
-  answer.nodes[37].state = NodeState::State::kAway;
-  answer.nodes[37].text = "lost its connection and may come back";
-  const std::string text = jobs_text(answer, 2);
-  REQUIRE_THAT(text, Catch::Contains("37    n38   296-303  away"));
-  REQUIRE_THAT(text, Catch::Contains("0     n1    0-7"));
-  REQUIRE_THAT(text, !Catch::Contains("n2 "));
-  REQUIRE_THAT(text, Catch::Contains("and 48 more (--nodes=0 shows all)\n"));
-  REQUIRE_THAT(jobs_text(answer, 0), Catch::Contains("49    n50"));
-}
-
 TEST_CASE("an ended job shows how it ended, one job all of its text") {
   net::QueryAnswer answer;
   answer.jobs = {running()};
@@ -112,9 +98,9 @@ TEST_CASE("an ended job shows how it ended, one job all of its text") {
   answer.jobs[0].exit_code = 7;
   const std::string text = "a worker failed on n1: rank 0 exited with code 7 after " + std::string(80, 'x');
   answer.jobs[0].text = text;
-  REQUIRE_THAT(jobs_text(answer, 0), Catch::Contains("ended 7") && Catch::Contains(text));
+  REQUIRE_THAT(jobs_text(answer), Catch::Contains("ended 7") && Catch::Contains(text));
   answer.jobs.push_back(running());
-  REQUIRE_THAT(jobs_text(answer, 0), !Catch::Contains(text) && Catch::Contains(text.substr(0, 80)));
+  REQUIRE_THAT(jobs_text(answer), !Catch::Contains(text) && Catch::Contains(text.substr(0, 80)));
 }
 
 TEST_CASE("nothing that came over the network steers the terminal, and JSON stays JSON") {
@@ -123,7 +109,7 @@ TEST_CASE("nothing that came over the network steers the terminal, and JSON stay
   answer.jobs[0].text = "\x1b[2J evil\n\xff";
   answer.nodes = {member(0)};
   answer.nodes[0].host = "n\x1b[31m\r";
-  const std::string text = jobs_text(answer, 0);
+  const std::string text = jobs_text(answer);
   REQUIRE(text.find('\x1b') == std::string::npos);
   REQUIRE(text.find('\r') == std::string::npos);
   const auto json = nlohmann::json::parse(jobs_json(answer));
@@ -136,5 +122,5 @@ TEST_CASE("nothing that came over the network steers the terminal, and JSON stay
 TEST_CASE("that a coordinator can record nothing comes first") {
   net::QueryAnswer answer;
   answer.over.problem = "its state log cannot be written; is the disk full?";
-  REQUIRE_THAT(jobs_text(answer, 0), Catch::StartsWith("nothing is acknowledged: its state log"));
+  REQUIRE_THAT(jobs_text(answer), Catch::StartsWith("nothing is acknowledged: its state log"));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is read from the machine: CPU sets, topology, PCI places, adapters, limits, GPUs.
+// What is read from the machine: CPU sets, topology, limits, GPUs.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -7,7 +7,6 @@
 
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/gpus.h"
-#include "launcher/hardware/nics.h"
 #include "launcher/hardware/nvml.h"
 #include "launcher/hardware/topology.h"
 #include "tests/support/catch.h"
@@ -24,19 +23,6 @@ namespace fs = std::filesystem;
 void write(const fs::path& path, const std::string& text) {
   fs::create_directories(path.parent_path());
   std::ofstream(path) << text;
-}
-
-/// A device directory below sys/devices, with its NUMA node.
-fs::path add_device(const fs::path& sys, const std::string& way, const std::string& node) {
-  const fs::path out = sys / "devices" / way;
-  fs::create_directories(out);
-  if (!node.empty()) write(out / "numa_node", node + "\n");
-  return out;
-}
-
-void link(const fs::path& at, const fs::path& to) {
-  fs::create_directories(at.parent_path());
-  fs::create_directory_symlink(to, at);
 }
 
 /// The fake's inventory, for as long as it lives.
@@ -99,40 +85,6 @@ TEST_CASE("a topology keeps the allowed threads of each core, with its node, soc
   REQUIRE_FALSE(synthetic_topology("no such thing", {}));
 }
 
-TEST_CASE("a device's place is its way through the bridges and the NUMA node of its PCI function") {
-  const test::TemporaryDirectory directory;
-  const fs::path sys = directory.path();
-  const fs::path gpu = add_device(sys, "pci0000:16/0000:16:01.0/0000:17:00.0", "1");
-  const fs::path adapter = add_device(sys, "pci0000:16/0000:16:01.0/0000:18:00.0", "1");
-  add_device(sys, "pci0000:00/0000:00:03.0", "-1");
-  const fs::path virtual_adapter = add_device(sys, "pci0000:00/0000:00:03.0/virtio0", "");
-  link(sys / "bus/pci/devices/0000:17:00.0", gpu);
-  const PciPlace place = pci_place(sys / "bus/pci/devices/0000:17:00.0");
-  REQUIRE(place == PciPlace{{"pci0000:16", "0000:16:01.0", "0000:17:00.0"}, 1});
-  REQUIRE(place.address() == "0000:17:00.0");
-  REQUIRE(shared_steps(place, pci_place(adapter)) == 2);
-  REQUIRE(pci_place(virtual_adapter) == PciPlace{{"pci0000:00", "0000:00:03.0"}, -1});
-  REQUIRE(shared_steps(place, pci_place(virtual_adapter)) == 0);
-  REQUIRE(pci_place(sys / "missing") == PciPlace{});
-
-  SECTION("and adapters count while their link is up, once for RDMA and sockets together") {
-    link(sys / "class/net/ib0/device", adapter);
-    write(sys / "class/net/ib0/operstate", "up\n");
-    link(sys / "class/infiniband/mlx5_0/device", adapter);
-    write(sys / "class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n");
-    link(sys / "class/infiniband/mlx5_1/device", adapter);
-    write(sys / "class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
-    link(sys / "class/net/eth0/device", virtual_adapter);
-    write(sys / "class/net/eth0/operstate", "up\n");
-    link(sys / "class/net/eth1/device", virtual_adapter);
-    write(sys / "class/net/eth1/operstate", "down\n");
-    write(sys / "class/net/veth0/operstate", "up\n");
-    REQUIRE(find_nics(sys) == std::vector<Nic>{{"mlx5_0", "ib0", pci_place(adapter)},
-                                               {"eth0", "eth0", pci_place(virtual_adapter)}});
-    REQUIRE(find_nics(sys / "missing").empty());
-  }
-}
-
 TEST_CASE("cores are counted once for all their threads, and limited by the cgroup's CPU time") {
   const CpuSet mask = current_affinity();
   const test::TemporaryDirectory directory;
@@ -173,22 +125,22 @@ TEST_CASE("cores are counted once for all their threads, and limited by the cgro
   }
 }
 
-TEST_CASE("GPUs are read from the management library, with their slices and places") {
+TEST_CASE("GPUs are read from the management library, with their slices and NUMA nodes") {
   const FakeGpus fake("GPU-1 0000:17:00.0 0 0 0 - MIG-1 MIG-2\nbroken\nGPU-3 0000:AB:00.0 0 0 0 -\n");
   const fs::path sys = fake.directory.path();
-  link(sys / "bus/pci/devices/0000:ab:00.0", add_device(sys, "pci0000:aa/0000:ab:00.0", "1"));
+  write(sys / "bus/pci/devices/0000:ab:00.0/numa_node", "1\n");
   const auto gpus = find_gpus({FAKE_NVML_LIBRARY, "/nonexistent", sys / "bus/pci/devices"});
   REQUIRE(gpus.size() == 3);
   REQUIRE(gpus[0].uuid == "GPU-1");
   REQUIRE(gpus[0].name == "Fake GPU");
   REQUIRE(gpus[0].pci == "0000:17:00.0");
   REQUIRE(gpus[0].slices == std::vector<std::string>{"MIG-1", "MIG-2"});
-  REQUIRE(gpus[0].place == PciPlace{});
+  REQUIRE(gpus[0].numa_node == -1);
   REQUIRE(gpus[1].uuid.empty());
   REQUIRE(gpus[1].index == 1);  // it keeps its number
   REQUIRE(gpus[2].index == 2);
   REQUIRE(gpus[2].pci == "0000:ab:00.0");
-  REQUIRE(gpus[2].place.numa_node == 1);
+  REQUIRE(gpus[2].numa_node == 1);
   REQUIRE(count_gpus({{"MUSTER_NVML_LIBRARY", FAKE_NVML_LIBRARY}, {"CUDA_VISIBLE_DEVICES", "2,0"}}) == 2);
   REQUIRE(gpu_paths({{"MUSTER_NVML_LIBRARY", "/x"}}).library == "/x");
 }

@@ -3,7 +3,6 @@
 
 #include <sstream>
 
-#include "launcher/cli/help.h"
 #include "launcher/cli/option_table.h"
 #include "launcher/job/exit_status.h"
 #include "tests/support/catch.h"

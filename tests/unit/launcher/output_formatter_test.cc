@@ -130,19 +130,3 @@ TEST_CASE("lines of many sources in any pieces are each whole, once and in order
   }
   REQUIRE(seen == said);
 }
-
-TEST_CASE("colours that a line leaves open are known, and those that it takes back are not") {
-  AnsiState colour;
-  colour.take("plain");
-  REQUIRE(colour.open().empty());
-  colour.take("\x1b[1mbold \x1b[31mred");
-  REQUIRE(colour.open() == "\x1b[1m\x1b[31m");
-  colour.take("still, and \x1b[2K\x1b[1A no colour at all");
-  REQUIRE(colour.open() == "\x1b[1m\x1b[31m");
-  colour.take("\x1b[0;32mgreen");
-  REQUIRE(colour.open() == "\x1b[0;32m");
-  colour.take("\x1b[mover \x1b[");
-  REQUIRE(colour.open().empty());
-  for (int i = 0; i < 100; ++i) colour.take("\x1b[38;5;208m");
-  REQUIRE(colour.open().size() <= AnsiState::kMaxBytes);
-}

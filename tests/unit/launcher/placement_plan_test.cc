@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the options to what workers are told: job_plan.h, placement_text.h and worker_env.h together.
+// From the options to what workers are told: job_plan.h (with placement_text.cc) and worker_env.h together.
 
 #include "launcher/job/worker_env.h"
 #include "launcher/plan/job_plan.h"
-#include "launcher/plan/placement_text.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -23,11 +22,10 @@ Hardware server() {
     gpu.index = i;
     gpu.uuid = "GPU-" + std::string(4, static_cast<char>('a' + i));
     gpu.pci = "0000:0" + std::to_string(i) + ":00.0";
-    gpu.place.numa_node = i < 2 ? 1 : 0;
+    gpu.numa_node = i < 2 ? 1 : 0;
     out.gpus.push_back(std::move(gpu));
   }
   out.gpus[3].slices = {"MIG-1", "MIG-2"};
-  out.nics.push_back({"mlx5_0", "ib0", {}});
   return out;
 }
 
@@ -71,7 +69,6 @@ TEST_CASE("the option --gpus gives one worker per GPU, and all see all of them i
   REQUIRE(second["CUDA_VISIBLE_DEVICES"] == "3,0");
   REQUIRE(second["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID");
   REQUIRE(second["LOCAL_RANK"] == "1");
-  REQUIRE(second["MUSTER_NIC"] == "mlx5_0");
   REQUIRE(second["OMP_NUM_THREADS"] == "4");
   REQUIRE(job->placement[1].gpu->index == 0);
 }
@@ -142,7 +139,6 @@ TEST_CASE("a plain start asks for no hardware, and tells CUDA's order only where
   REQUIRE(worker["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID");
   REQUIRE(worker["OMP_NUM_THREADS"] == "4");
   REQUIRE_FALSE(worker.contains("CUDA_VISIBLE_DEVICES"));
-  REQUIRE_FALSE(worker.contains("MUSTER_NIC"));
   REQUIRE(told(*job, 0, {{"CUDA_DEVICE_ORDER", "FASTEST_FIRST"}})["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST");
   REQUIRE(told(*job, 0, {{"OMP_NUM_THREADS", "7"}})["OMP_NUM_THREADS"] == "7");
 }
@@ -155,14 +151,14 @@ TEST_CASE("asking where workers go does not change what they are told") {
   for (int rank = 0; rank < 3; ++rank) REQUIRE(told(*plain, rank) == told(*shown, rank));
 }
 
-TEST_CASE("the table has every GPU in its three numberings, with its node, CPUs, memory and adapter") {
+TEST_CASE("the table has every GPU in its three numberings, with its node, CPUs and memory") {
   const auto job = plan({"--gpus=2,GPU-aaaa", "--bind=core"});
   REQUIRE_OK(job);
   REQUIRE(placement_table(*job) ==
           "host-a: 2 workers; 8 cores with 16 CPUs allowed, on 2 of 2 NUMA nodes, 2 sockets\n"
-          "rank  local  CUDA  GPU  UUID      PCI           NUMA  CPUs  cores  memory    NIC\n"
-          "0     0      0     2    GPU-cccc  0000:02:00.0  0     0-7   4      prefer 0  mlx5_0\n"
-          "1     1      1     0    GPU-aaaa  0000:00:00.0  1     8-15  4      prefer 1  mlx5_0\n");
+          "rank  local  CUDA  GPU  UUID      PCI           NUMA  CPUs  cores  memory\n"
+          "0     0      0     2    GPU-cccc  0000:02:00.0  0     0-7   4      prefer 0\n"
+          "1     1      1     0    GPU-aaaa  0000:00:00.0  1     8-15  4      prefer 1\n");
 }
 
 TEST_CASE("a dry run tells ranks, command and environment, and what only the rendezvous knows") {

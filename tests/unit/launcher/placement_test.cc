@@ -26,7 +26,7 @@ std::vector<Gpu> gpus_at(const std::vector<int>& nodes) {
     Gpu gpu;
     gpu.index = static_cast<int>(out.size());
     gpu.uuid = "GPU-" + std::to_string(out.size());
-    gpu.place.numa_node = node;
+    gpu.numa_node = node;
     out.push_back(gpu);
   }
   return out;
@@ -39,7 +39,7 @@ std::vector<RankPlacement> place(const Topology& topology, const std::vector<Gpu
   request.bind = bind;
   request.bind_text = "--bind=it";
   request.oversubscribe = oversubscribe;
-  auto out = place_ranks(topology, gpus, visible_devices(gpus, {}), {}, request);
+  auto out = place_ranks(topology, gpus, visible_devices(gpus, {}), request);
   REQUIRE_OK(out);
   return *out;
 }
@@ -138,7 +138,7 @@ TEST_CASE("more ranks than cores at a NUMA node are refused unless cores may be 
   request.bind_text = "--bind=core";
   const Topology small = machine(kAll, "numa:2 core:2 pu:1");
   const auto gpus = gpus_at({1, 1, 1});
-  const auto refused = place_ranks(small, gpus, visible_devices(gpus, {}), {}, request);
+  const auto refused = place_ranks(small, gpus, visible_devices(gpus, {}), request);
   REQUIRE_FALSE(refused);
   REQUIRE_THAT(refused.error().message, Catch::Contains("--bind=core: NUMA node 1 has 2 cores") &&
                                             Catch::Contains("for 3 ranks") && Catch::Contains("--bind=numa"));
@@ -173,7 +173,7 @@ TEST_CASE("threads are no more than the container's CPU time keeps busy") {
   request.ranks = 2;
   request.bind = Bind::kNuma;
   request.cpu_quota = 6;
-  REQUIRE(threads(*place_ranks(machine(), {}, {}, {}, request)) == std::vector<int>{3, 3});
+  REQUIRE(threads(*place_ranks(machine(), {}, {}, request)) == std::vector<int>{3, 3});
 }
 
 TEST_CASE("ranks beyond the GPUs have none, unless the GPUs are shared in turn") {
@@ -183,34 +183,6 @@ TEST_CASE("ranks beyond the GPUs have none, unless the GPUs are shared in turn")
   const auto shared = place(machine(), gpus_at({0, 1}), 4, Bind::kNone, true);
   REQUIRE(shared[2].gpu->index == 0);
   REQUIRE(shared[3].gpu->index == 1);
-}
-
-TEST_CASE("each rank is told the adapter that shares most bridges with its GPU, neighbours different ones") {
-  const auto at = [](std::vector<std::string> path, int node) { return PciPlace{std::move(path), node}; };
-  std::vector<Gpu> gpus = gpus_at({0, 0, 1});
-  gpus[0].place = at({"pci0000:10", "0000:10:01.0", "0000:11:00.0", "g0"}, 0);
-  gpus[1].place = at({"pci0000:20", "0000:20:01.0", "g1"}, 0);
-  gpus[2].place = at({"pci0000:80", "0000:80:01.0", "g2"}, 1);
-  const std::vector<Nic> nics{
-      {"eth0", "eth0", at({"pci0000:00", "n"}, 0)},
-      {"mlx5_0", "ib0", at({"pci0000:10", "0000:10:01.0", "0000:11:00.0", "n0"}, 0)},
-      {"mlx5_1", "ib1", at({"pci0000:90", "0000:90:01.0", "n1"}, 1)},
-      {"mlx5_2", "", at({"pci0000:a0", "0000:a0:01.0", "n2"}, 1)},
-  };
-  REQUIRE(nearest_nic(nics, gpus[0].place, 0)->name == "mlx5_0");
-  REQUIRE(nearest_nic(nics, gpus[0].place, 5)->name == "mlx5_0");
-  REQUIRE(nearest_nic(nics, gpus[1].place, 0)->name == "eth0");
-  REQUIRE(nearest_nic(nics, gpus[1].place, 1)->name == "mlx5_0");
-  REQUIRE(nearest_nic(nics, gpus[2].place, 0)->name == "mlx5_1");
-  REQUIRE(nearest_nic(nics, gpus[2].place, 1)->name == "mlx5_2");
-  REQUIRE(nearest_nic({}, gpus[2].place, 0) == nullptr);
-  REQUIRE(nearest_nic(nics, {}, 2)->name == "mlx5_1");
-  PlacementRequest request;
-  request.ranks = 3;
-  const auto ranks = place_ranks(machine(), gpus, visible_devices(gpus, {}), nics, request);
-  REQUIRE((*ranks)[0].nic == "mlx5_0");
-  REQUIRE((*ranks)[0].interface == "ib0");
-  REQUIRE((*ranks)[2].nic == "mlx5_1");
 }
 
 TEST_CASE("each binding has its names") {

@@ -140,18 +140,6 @@ TEST_CASE("no-slurm leaves a step aside, for several nodes given by hand too") {
   REQUIRE(contains(exec.error().message, "leave --no-slurm out"));
 }
 
-TEST_CASE("a dry run knows the ranks that Slurm says") {
-  REQUIRE(planned({}, task()).elastic.places_told);
-  for (const char* option : {"--nnodes=1:2", "--spares=1", "--rdzv-endpoint=h:1"}) {
-    Words words{option};
-    if (words[0].starts_with("--rdzv")) words.emplace_back("--rdzv-backend=c10d");
-    REQUIRE_FALSE(planned(words, task()).elastic.places_told);
-  }
-  Environment any = task();
-  any["SLURM_DISTRIBUTION"] = "arbitrary";
-  REQUIRE_FALSE(planned({}, any).elastic.places_told);
-}
-
 TEST_CASE("more workers than the CPUs that were left to this process are said, with where more are") {
   const std::optional<SlurmAllocation> job = read_slurm_allocation(batch_script());
   const std::optional<SlurmStep> step = *read_slurm_step(task());

@@ -17,9 +17,9 @@ const Instant kNow = Instant{} + 1h;
 
 GpuReading gpu_of(int index, const std::string& name, double util_percent) {
   GpuReading out;
-  out.index = index;
-  out.name = name;
-  out.util_percent = util_percent;
+  out.gpu.index = index;
+  out.gpu.name = name;
+  out.figures.util_percent = util_percent;
   return out;
 }
 
@@ -117,8 +117,8 @@ TEST_CASE("a node's status arrives as it was sent, and one that does not fit int
   const auto read = from_node_message<NodeStatus>(to_node_message(sent), "a node's status");
   REQUIRE(read);
   CHECK(read->host.find('\x1b') == std::string::npos);
-  CHECK(
-      (read->ranks[3].rank == 7 && read->ranks[3].loss == 0.123456789 && read->gpus[0].util_percent == 99.5));
+  CHECK((read->ranks[3].rank == 7 && read->ranks[3].loss == 0.123456789 &&
+         read->gpus[0].figures.util_percent == 99.5));
   CHECK(read->gpus[0].ranks == std::vector{7, 4});
   Assignment place;
   place.world_size = 8;

@@ -133,7 +133,6 @@ TEST_CASE("a full disk is said once, takes no more memory than allowed, and what
   REQUIRE(told.lines.size() == 1);
   CHECK_THAT(told.lines[0], Catch::Contains("could not write events to /dev/full: No space left on device"));
   CHECK(log->dropped() == 200 - EventLog::kMostWaiting / 1000);
-  CHECK(log->take_dropped() == 0);  // nothing can be written yet
 }
 
 TEST_CASE("a pipe that nobody reads holds nobody up, and gets whole lines") {
@@ -162,8 +161,6 @@ TEST_CASE("a pipe that nobody reads holds nobody up, and gets whole lines") {
   log->write(line, told.log);
   take_all();
   CHECK(told.lines.size() == 2);
-  CHECK(log->take_dropped() == log->dropped());
-  CHECK(log->take_dropped() == 0);
   const auto lines = static_cast<std::uint64_t>(std::count(read.begin(), read.end(), '\n'));
   CHECK(lines + log->dropped() == kLines + 2);
   CHECK(read.size() == lines * line.size());

@@ -87,9 +87,7 @@ TEST_CASE("every variable of the contract is written") {
   job.gpu_node = true;
   job.elastic.rules.grow_at_safe_point = true;
   job.visible_devices = "0,1,2,3";
-  job.placed = true;
   job.placement.resize(4);
-  for (RankPlacement& rank : job.placement) rank.nic = "mlx5_0";
   const Environment environment = complete({}, job, 0);
   for (const env::Variable& variable : env::kEnvContract) REQUIRE(environment.contains(variable.name));
 }
