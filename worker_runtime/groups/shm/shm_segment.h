@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShmSegment: memory that the processes of one host share. Made by the first member, mapped by all, and
-// nameless from then on, so that nothing is left behind whatever kills them: a memfd that the others open
-// through /proc/<pid>/fd, or, where they may not, a random name in /dev/shm that is unlinked as soon as
-// everybody has mapped it. Its pages are reserved before they are used (fallocate), so a full tmpfs is an
-// error here and no SIGBUS later. Thread-safe once made. Owned by the shm group; unmapped by the destructor.
+// ShmSegment: memory that the processes of one host share: a memfd of the first member, which the others open
+// through its /proc/<pid>/fd and so must see and may open. It has no name, so that nothing is left behind
+// whatever kills them, and no small /dev/shm of a container limits it. Its pages are reserved before they are
+// used (fallocate): no memory is an error here and no SIGBUS later. Thread-safe once made. Owned by the shm
+// group; unmapped by the destructor.
 #pragma once
 
 #include <cstddef>
@@ -46,12 +46,7 @@ struct SegmentRequest {
 using SegmentMaker =
     std::function<Result<std::shared_ptr<ShmSegment>>(const SegmentRequest&, const TextExchange&)>;
 
-/// By memfd, and where that does not work by /dev/shm.
 [[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_shared_segment(const SegmentRequest& request,
                                                                       const TextExchange& exchange);
-[[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_memfd_segment(const SegmentRequest& request,
-                                                                     const TextExchange& exchange);
-[[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_dev_shm_segment(const SegmentRequest& request,
-                                                                       const TextExchange& exchange);
 
 }  // namespace muster::groups
