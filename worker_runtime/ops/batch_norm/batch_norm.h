@@ -49,7 +49,6 @@ MUSTER_HD ChannelStatistics joined(const float* gathered, int world, int channel
   return {static_cast<float>(mean), static_cast<float>(squares), static_cast<float>(count)};
 }
 
-#ifdef MUSTER_HAS_CUDA
 namespace cuda {  // batch_norm.cu
 /// Blocks that share a channel; `parts` below have 3 * channels floats for each.
 int batch_norm_parts(const BatchNormSizes& sizes);
@@ -70,6 +69,5 @@ int batch_norm_input_gradient(const BatchNormSizes& sizes, const void* x, const 
                               const float* saved, const void* dy, const float* dweight, const float* dbias,
                               void* dx, void* stream);
 }  // namespace cuda
-#endif
 
 }  // namespace muster::nn

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstring>
-#include <dlfcn.h>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include <oneapi/dnnl/dnnl.hpp>
 

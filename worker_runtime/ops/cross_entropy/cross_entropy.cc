@@ -15,6 +15,7 @@
 #include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -46,21 +47,9 @@ HWY_INLINE float other_exponentials(D d, const float* HWY_RESTRICT row, int clas
   return sum_of_lanes(d, sum);
 }
 
-HWY_INLINE float other_exponentials_narrow(const float* row, int classes, int label, float largest,
-                                           float* out) {
-  float sum = 0;
-  for (int k = 0; k < classes; ++k) {
-    const float e = std::exp(row[k] - largest);
-    if (out != nullptr) out[k] = e;
-    if (k != label) sum += e;
-  }
-  return sum;
-}
-
 /// 4 rows of 10 classes: 0.20 us on one core of a Zen 4.
 void loss(const LossArgs& a, LossTotals* totals) {
   const auto [logits, labels, batch, classes, dlogits, smoothing, scale_at] = a;
-  const Row eight;
   double loss_sum = 0;
   std::int64_t correct = 0, correct5 = 0;
   const float factor = scale_at == nullptr ? 1.0F : *scale_at;
@@ -73,9 +62,9 @@ void loss(const LossArgs& a, LossTotals* totals) {
     int winner = 0;
     for (int k = 1; k < classes; ++k) winner = row[k] > row[winner] ? k : winner;
     const float largest = row[winner];
-    const float others = classes >= kLanes<Row>
-                             ? other_exponentials(eight, row, classes, label, largest, out)
-                             : other_exponentials_narrow(row, classes, label, largest, out);
+    const float others = classes >= kLanes<Row> ? other_exponentials(Row(), row, classes, label, largest, out)
+                                                : other_exponentials(hn::CappedTag<float, 1>(), row, classes,
+                                                                     label, largest, out);
     const double below = static_cast<double>(row[label]) - largest;  // 0 when the label has the largest logit
     const double of_label = below == 0 ? 1.0 : std::exp(below), sum = others + of_label;
     loss_sum += below == 0 ? std::log1p(static_cast<double>(others)) : std::log(sum) - below;
@@ -110,10 +99,9 @@ namespace nn {
 
 HWY_EXPORT(loss);
 
-int cross_entropy(const LossArgs& args, LossTotals* totals, [[maybe_unused]] void* stream) {
-#ifdef MUSTER_HAS_CUDA
-  if (stream != nullptr) return cuda::cross_entropy(args, totals, stream);
-#endif
+int cross_entropy(const LossArgs& args, LossTotals* totals, void* stream) {
+  if constexpr (kHasCuda)
+    if (stream != nullptr) return cuda::cross_entropy(args, totals, stream);
   HWY_DYNAMIC_DISPATCH(loss)(args, totals);
   return 0;
 }
