@@ -71,6 +71,27 @@ int for_each_lane(std::int64_t count, void* stream, Body body, std::initializer_
   return launch<lane_kernel<1, Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
 }
 
+/// y[i] = Operation()(a[i], b[i]), of arrays of `dtype`.
+template <class Operation, class T>
+struct Combine {
+  const T *a, *b;
+  T* y;
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    Lanes<N> values = load<N>(a + i);
+    const Lanes<N> others = load<N>(b + i);
+    for (int l = 0; l < N; ++l) values.v[l] = Operation()(values.v[l], others.v[l]);
+    store(y + i, values);
+  }
+};
+template <class Operation>
+int combine(DType dtype, const void* a, const void* b, void* y, std::int64_t count, void* stream) {
+  return with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    return for_each_lane<T>(count, stream, Combine<Operation, T>{as<T>(a), as<T>(b), as<T>(y)}, {a, b, y});
+  });
+}
+
 // How the lanes of a warp and the warps of a block meet. Every lane must take part (full mask). The butterfly
 // gives all lanes the same bits: each level adds the same two partial sums in both partners, and addition
 // commutes.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/groups/base/collective.h"
 #include "worker_runtime/groups/base/meeting.h"
 #include "worker_runtime/groups/nccl/nccl_api.h"
@@ -841,6 +842,8 @@ Result<std::unique_ptr<nccl::NcclDevice>> nccl::make_cuda_device(int index) {
 #endif
 
 Result<void> check_nccl_library() {
+  if (!kHasCuda)
+    return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
   MUSTER_OK(nccl::NcclApi::load(nccl::library_of_environment()));
   return {};
 }

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules that make one barrier enough where there is one:
 // - A slot is used in turns of two. Use u+2 overwrites use u's slot, after the barrier of use u+1, to which a
-// member
-//   comes only when it has finished reading use u.
+//   member comes only when it has finished reading use u.
 // - An announcement is overwritten by the next but one, for the same reason.
 // - A transfer goes through the two halves of the sender's next slot, which nobody reads any more: the use
-// before
-//   the last one ended with the last barrier. The sender returns only when the receiver has taken everything.
+//   before the last one ended with the last barrier. The sender returns when the receiver has everything.
 // - Both sides of a transfer say what they call, and each reads the other's words before it touches data. A
-// member
-//   overwrites its words with those of its next transfer, when the other has read them.
+//   member overwrites its words with those of its next transfer, when the other has read them.
 #include "worker_runtime/groups/shm/shm_group.h"
 
 #include <algorithm>
@@ -301,20 +298,20 @@ class ShmBarrier {
 constexpr std::size_t kSmallBytes = std::size_t{16} << 10;  // up to here every rank reduces everything itself
 
 struct Arena {
-  std::shared_ptr<ShmSegment> segment;
+  ShmSegment segment;
   std::size_t part_bytes;  // of each member
 };
 
 class ShmGroup final : public CpuGroup {
  public:
-  ShmGroup(const ShmGroupOptions& options, std::shared_ptr<ShmSegment> control, ShmLayout layout)
+  ShmGroup(const ShmGroupOptions& options, ShmSegment control, ShmLayout layout)
       : CpuGroup(options.me, static_cast<int>(options.ranks.size()), options.timeout),
         ranks_(options.ranks),
         make_segment_(options.make_segment),
         control_(std::move(control)),
         layout_(layout),
-        header_(*std::launder(reinterpret_cast<ShmHeader*>(control_->base()))),
-        members_(std::launder(reinterpret_cast<ShmMember*>(control_->base() + sizeof(ShmHeader))),
+        header_(*std::launder(reinterpret_cast<ShmHeader*>(control_.get()))),
+        members_(std::launder(reinterpret_cast<ShmMember*>(control_.get() + sizeof(ShmHeader))),
                  ranks_.size()),
         barrier_(header_, members_, options.me),
         transfers_(ranks_.size()) {}
@@ -463,7 +460,7 @@ class ShmGroup final : public CpuGroup {
                                  .member = rank()};
     auto segment = make_segment_(request, [&](const std::string& mine) { return exchange_texts(op, mine); });
     if (segment) {
-      std::byte* own = (*segment)->base() + part * me();
+      std::byte* own = segment->get() + part * me();
       arenas_.push_back({*std::move(segment), part});
       return own;
     }
@@ -478,7 +475,7 @@ class ShmGroup final : public CpuGroup {
  private:
   std::size_t me() const { return static_cast<std::size_t>(rank()); }
   std::byte* slot(std::size_t member, std::uint64_t use) const {
-    return control_->base() + layout_.slot(member, use);
+    return control_.get() + layout_.slot(member, use);
   }
   std::vector<const void*> slots(std::uint64_t use) const {
     std::vector<const void*> out(members_.size());
@@ -517,7 +514,7 @@ class ShmGroup final : public CpuGroup {
     const auto address = reinterpret_cast<std::uintptr_t>(data);
     for (std::size_t i = 0; i < arenas_.size(); ++i) {
       const auto begin =
-          reinterpret_cast<std::uintptr_t>(arenas_[i].segment->base()) + arenas_[i].part_bytes * me();
+          reinterpret_cast<std::uintptr_t>(arenas_[i].segment.get()) + arenas_[i].part_bytes * me();
       if (address >= begin && address + size <= begin + arenas_[i].part_bytes)
         return {.arena = static_cast<std::uint32_t>(i + 1), .offset = address - begin};
     }
@@ -532,7 +529,7 @@ class ShmGroup final : public CpuGroup {
       if (place.arena == 0 || place.arena > arenas_.size()) return std::nullopt;
       const Arena& arena = arenas_[place.arena - 1];
       if (place.offset > arena.part_bytes || size > arena.part_bytes - place.offset) return std::nullopt;
-      out[i] = arena.segment->base() + arena.part_bytes * i + place.offset;
+      out[i] = arena.segment.get() + arena.part_bytes * i + place.offset;
     }
     return out;
   }
@@ -634,7 +631,7 @@ class ShmGroup final : public CpuGroup {
 
   const std::vector<int> ranks_;
   const SegmentMaker make_segment_;
-  const std::shared_ptr<ShmSegment> control_;
+  const ShmSegment control_;
   const ShmLayout layout_;
   ShmHeader& header_;
   const std::span<ShmMember> members_;

@@ -39,7 +39,7 @@ Result<UniqueFd> open_offered(const std::string& offer, std::size_t size) {
   return file;
 }
 
-Result<std::shared_ptr<ShmSegment>> map(const UniqueFd& file, const SegmentRequest& request) {
+Result<ShmSegment> map(const UniqueFd& file, const SegmentRequest& request) {
   const auto own = static_cast<off_t>(request.own_end - request.own_begin);
   if (own > 0 && retry_eintr([&] {
                    return ::fallocate(file.get(), 0, static_cast<off_t>(request.own_begin), own);
@@ -47,21 +47,17 @@ Result<std::shared_ptr<ShmSegment>> map(const UniqueFd& file, const SegmentReque
     return fail(errno_error(fmt::format("reserve {} bytes of shared memory", own), errno));
   void* base = ::mmap(nullptr, request.size, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (base == MAP_FAILED) return fail(errno_error(fmt::format("map {} shared bytes", request.size), errno));
-  auto segment = std::make_shared<ShmSegment>(base, request.size);
+  ShmSegment segment(static_cast<std::byte*>(base),
+                     [size = request.size](std::byte* memory) { ::munmap(memory, size); });
   // Page faults now and not in the first step. Before Linux 5.14 this fails and they come later.
   if (own > 0)
-    ::madvise(segment->base() + request.own_begin, static_cast<std::size_t>(own), MADV_POPULATE_WRITE);
+    ::madvise(segment.get() + request.own_begin, static_cast<std::size_t>(own), MADV_POPULATE_WRITE);
   return segment;
 }
 
 }  // namespace
 
-ShmSegment::~ShmSegment() {
-  ::munmap(base_, size_);
-}
-
-Result<std::shared_ptr<ShmSegment>> make_shared_segment(const SegmentRequest& request,
-                                                        const TextExchange& exchange) {
+Result<ShmSegment> make_shared_segment(const SegmentRequest& request, const TextExchange& exchange) {
   Result<UniqueFd> file;
   std::string offer;
   if (request.member == 0) {
@@ -72,7 +68,7 @@ Result<std::shared_ptr<ShmSegment>> make_shared_segment(const SegmentRequest& re
   MUSTER_TRY(const auto offers, exchange(offer));
   if (offers.front().starts_with('!')) return fail(ErrorCode::kUnsupported, offers.front().substr(1));
   if (request.member != 0) file = open_offered(offers.front(), request.size);
-  Result<std::shared_ptr<ShmSegment>> segment;
+  Result<ShmSegment> segment;
   if (file)
     segment = map(*file, request);
   else

@@ -113,16 +113,19 @@ class BatchNorm2d final : public Operation {
       if (f.stream != nullptr) {
         float* const parts = mine + (joins ? 3 * s.channels * (1 + world) : 0);
         const void* const x = f.x[0].data;
-        void* const y = f.y.data;
-        if (training)
+        if (training) {
           f.report_cuda(cuda::batch_norm_statistics(s, x, parts, joins ? mine : nullptr, f.stream),
                         "batch_norm2d statistics");
-        if (joins) gather(f, mine);
+          if (joins) gather(f, mine);
+          f.report_cuda(
+              cuda::batch_norm_join(s, joins ? gathered : parts, joins ? world : cuda::batch_norm_parts(s),
+                                    saved, running_mean, running_var, f.stream),
+              "batch_norm2d statistics");
+        }
+        const float* const means = training ? saved : running_mean;
+        const float* const spread = training ? saved + s.channels : running_var;
         return f.report_cuda(
-            training ? cuda::batch_norm_train(s, x, weight, bias, running_mean, running_var,
-                                              joins ? gathered : parts,
-                                              joins ? world : cuda::batch_norm_parts(s), saved, y, f.stream)
-                     : cuda::batch_norm_infer(s, x, weight, bias, running_mean, running_var, y, f.stream),
+            cuda::batch_norm_normalize(s, x, weight, bias, means, spread, !training, f.y.data, f.stream),
             "batch_norm2d");
       }
     }

@@ -179,7 +179,6 @@ __global__ void __launch_bounds__(kBlock) join_kernel(Join j) {
   j.running_var[c] += j.s.momentum * (squares / (count > 1 ? count - 1 : 1) - j.running_var[c]);
 }
 
-/// `spread`: of each channel 1 / sqrt(var + eps), or else the variance.
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
     normalize_kernel(BatchNormSizes s, const T* x, const float* weight, const float* bias, const float* means,
@@ -284,15 +283,6 @@ dim3 blocks_of(const BatchNormSizes& s, int lanes) {
   return {static_cast<unsigned>(blocks_of_part(s, lanes)), static_cast<unsigned>(batch_norm_parts(s)), 1};
 }
 
-int normalize(const BatchNormSizes& s, const void* x, const float* weight, const float* bias,
-              const float* means, const float* spread, bool is_variance, void* y, void* stream) {
-  return with_lanes(s, {x, y}, [&](auto type, auto lanes) {
-    using T = decltype(type);
-    return launch<normalize_kernel<lanes(), T>>(blocks_of(s, lanes), kThreads, stream, s, as<T>(x), weight,
-                                                bias, means, spread, is_variance, as<T>(y));
-  });
-}
-
 /// Of kernels that have a warp for each channel.
 dim3 blocks_of_warps(const BatchNormSizes& s) {
   return {blocks_for(s.channels, kBlock / kWarp), 1, 1};
@@ -311,18 +301,19 @@ int batch_norm_statistics(const BatchNormSizes& s, const void* x, float* parts, 
                              Join{s, parts, batch_norm_parts(s), joined_to, nullptr, nullptr, nullptr});
 }
 
-int batch_norm_train(const BatchNormSizes& s, const void* x, const float* weight, const float* bias,
-                     float* running_mean, float* running_var, const float* gathered, int world, float* saved,
-                     void* y, void* stream) {
-  const int error = launch<join_kernel>(blocks_of_warps(s), kBlock, stream,
-                                        Join{s, gathered, world, nullptr, saved, running_mean, running_var});
-  return error != cudaSuccess ? error
-                              : normalize(s, x, weight, bias, saved, saved + s.channels, false, y, stream);
+int batch_norm_join(const BatchNormSizes& s, const float* gathered, int world, float* saved,
+                    float* running_mean, float* running_var, void* stream) {
+  return launch<join_kernel>(blocks_of_warps(s), kBlock, stream,
+                             Join{s, gathered, world, nullptr, saved, running_mean, running_var});
 }
 
-int batch_norm_infer(const BatchNormSizes& s, const void* x, const float* weight, const float* bias,
-                     const float* running_mean, const float* running_var, void* y, void* stream) {
-  return normalize(s, x, weight, bias, running_mean, running_var, true, y, stream);
+int batch_norm_normalize(const BatchNormSizes& s, const void* x, const float* weight, const float* bias,
+                         const float* means, const float* spread, bool is_variance, void* y, void* stream) {
+  return with_lanes(s, {x, y}, [&](auto type, auto lanes) {
+    using T = decltype(type);
+    return launch<normalize_kernel<lanes(), T>>(blocks_of(s, lanes), kThreads, stream, s, as<T>(x), weight,
+                                                bias, means, spread, is_variance, as<T>(y));
+  });
 }
 
 int batch_norm_gradients(const BatchNormSizes& s, const void* x, const float* saved, const void* dy,

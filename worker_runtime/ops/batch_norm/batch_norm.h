@@ -57,11 +57,11 @@ int batch_norm_statistics(const BatchNormSizes& sizes, const void* x, float* par
                           void* stream);
 /// `saved`: mean, 1 / sqrt(var + eps) and number of samples per channel, written. Updates the running
 /// statistics. `gathered`: joined()'s.
-int batch_norm_train(const BatchNormSizes& sizes, const void* x, const float* weight, const float* bias,
-                     float* running_mean, float* running_var, const float* gathered, int world, float* saved,
-                     void* y, void* stream);
-int batch_norm_infer(const BatchNormSizes& sizes, const void* x, const float* weight, const float* bias,
-                     const float* running_mean, const float* running_var, void* y, void* stream);
+int batch_norm_join(const BatchNormSizes& sizes, const float* gathered, int world, float* saved,
+                    float* running_mean, float* running_var, void* stream);
+/// `spread`: of each channel 1 / sqrt(var + eps), or else the variance.
+int batch_norm_normalize(const BatchNormSizes& sizes, const void* x, const float* weight, const float* bias,
+                         const float* means, const float* spread, bool is_variance, void* y, void* stream);
 int batch_norm_gradients(const BatchNormSizes& sizes, const void* x, const float* saved, const void* dy,
                          float* parts, float* dweight, float* dbias, void* stream);
 /// `dweight` and `dbias`: over all ranks.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // On a GPU: small batches by muster's own kernels, the others by cuBLASLt where it is there.
+#include <algorithm>
 #include <utility>
 
 #include "worker_runtime/device/cuda/cuda_blas.h"
@@ -67,13 +68,9 @@ class GemmPlan {
     if (desc_ != nullptr) blas_.desc_destroy(desc_);
   }
 
-  /// `bias` is read or written as the epilogue says; ignored without one.
+  /// All at multiples of kGemmAlignment. `bias` is read or written as the epilogue says; ignored without one.
   [[nodiscard]] Result<void> run(const void* a, const void* b, void* d, const void* bias, void* workspace,
                                  cudaStream_t stream) {
-    for (const void* const pointer : {a, b, static_cast<const void*>(d), has_bias_ ? bias : nullptr})
-      if (reinterpret_cast<std::uintptr_t>(pointer) % kGemmAlignment != 0)
-        return fail(ErrorCode::kInvalidArgument, "linear by cuBLASLt: a tensor is not at a multiple of " +
-                                                     std::to_string(kGemmAlignment) + " bytes");
     if (has_bias_) MUSTER_OK(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
     const float one = 1.0F, zero = 0.0F;
     return blas_.check(blas_.matmul(blas_.handle(), desc_, &one, a, a_, b, b_, &zero, d, d_, d, d_, &algo_,
@@ -128,7 +125,7 @@ class GemmPlan {
   cublasLtMatmulAlgo_t algo_{};
 };
 
-struct OwnLinear final : PreparedLinear {
+struct OwnLinear : PreparedLinear {
   OwnLinear(Device& on, const LinearShape& of) : device(&on), shape(of) {}
   void forward(const void* x, const void* w, const void* b, void* y, bool relu,
                void* /*workspace*/) override {
@@ -144,8 +141,10 @@ struct OwnLinear final : PreparedLinear {
   LinearShape shape;
 };
 
-/// A row-major (r, c) matrix is to cuBLAS a column-major (c, r) one.
-struct BlasLinear final : PreparedLinear {
+/// A row-major (r, c) matrix is to cuBLAS a column-major (c, r) one. Tensors that are not aligned as the
+/// plans promise cost speed, no error: muster's own kernels take every pointer.
+struct BlasLinear final : OwnLinear {
+  using OwnLinear::OwnLinear;
   static Result<std::unique_ptr<PreparedLinear>> make(Device& device, const CudaBlas& blas,
                                                       const LinearShape& shape) {
     const std::int64_t m = shape.batch, k = shape.in_features, n = shape.out_features;
@@ -155,9 +154,7 @@ struct BlasLinear final : PreparedLinear {
     GemmShape forward{CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, k, k, n, CUBLASLT_EPILOGUE_BIAS, type, type};
     const GemmShape data{CUBLAS_OP_N, CUBLAS_OP_N, k, m, n, k, n, k, CUBLASLT_EPILOGUE_DEFAULT, type, type};
     GemmShape weights{CUBLAS_OP_N, CUBLAS_OP_T, k, n, m, k, n, k, CUBLASLT_EPILOGUE_BGRADB, type};
-    auto made = std::make_unique<BlasLinear>();
-    made->device = &device;
-    made->shape = shape;
+    auto made = std::make_unique<BlasLinear>(device, shape);
     made->workspace_bytes = kGemmWorkspace;
     made->backend = "cuBLASLt";
     const bool tf32 = device.options().matmul_tf32;
@@ -174,10 +171,13 @@ struct BlasLinear final : PreparedLinear {
   }
 
   void forward(const void* x, const void* w, const void* b, void* y, bool relu, void* workspace) override {
+    if (!are_gemm_aligned({x, w, b, y})) return OwnLinear::forward(x, w, b, y, relu, workspace);
     report((relu ? with_relu : plain)->run(w, x, y, b, workspace, stream()));
   }
   void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
                 bool relu, void* workspace) override {
+    if (!are_gemm_aligned({x, w, dy, dx, dw, db}))
+      return OwnLinear::backward(x, w, y, dy, dx, dw, db, relu, workspace);
     const std::int64_t count = std::int64_t{shape.batch} * shape.out_features;
     if (relu)
       device->report_cuda(relu_backward(shape.dtype, y, dy, dy, count, stream()), "linear backward (mask)");
@@ -186,13 +186,16 @@ struct BlasLinear final : PreparedLinear {
     if (dx != nullptr) report(data->run(w, dy, dx, nullptr, workspace, stream()));
   }
 
+  static bool are_gemm_aligned(std::initializer_list<const void*> tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
+      return reinterpret_cast<std::uintptr_t>(tensor) % kGemmAlignment == 0;
+    });
+  }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(device->stream()); }
   void report(const Result<void>& done) const {
     if (!done) device->report(done.error());
   }
 
-  Device* device = nullptr;
-  LinearShape shape;
   std::unique_ptr<GemmPlan> plain, with_relu, data, weights;
   bool sums_bias = false;  // false where cuBLASLt has no algorithm that does
 };
