@@ -47,6 +47,17 @@ HWY_INLINE float other_exponentials(D d, const float* HWY_RESTRICT row, int clas
   return sum_of_lanes(d, sum);
 }
 
+HWY_INLINE float other_exponentials_narrow(const float* row, int classes, int label, float largest,
+                                           float* out) {
+  float sum = 0;
+  for (int k = 0; k < classes; ++k) {
+    const float e = std::exp(row[k] - largest);
+    if (out != nullptr) out[k] = e;
+    if (k != label) sum += e;
+  }
+  return sum;
+}
+
 /// 4 rows of 10 classes: 0.20 us on one core of a Zen 4.
 void loss(const LossArgs& a, LossTotals* totals) {
   const auto [logits, labels, batch, classes, dlogits, smoothing, scale_at] = a;
@@ -62,9 +73,9 @@ void loss(const LossArgs& a, LossTotals* totals) {
     int winner = 0;
     for (int k = 1; k < classes; ++k) winner = row[k] > row[winner] ? k : winner;
     const float largest = row[winner];
-    const float others = classes >= kLanes<Row> ? other_exponentials(Row(), row, classes, label, largest, out)
-                                                : other_exponentials(hn::CappedTag<float, 1>(), row, classes,
-                                                                     label, largest, out);
+    const float others = classes >= kLanes<Row>
+                             ? other_exponentials(Row(), row, classes, label, largest, out)
+                             : other_exponentials_narrow(row, classes, label, largest, out);
     const double below = static_cast<double>(row[label]) - largest;  // 0 when the label has the largest logit
     const double of_label = below == 0 ? 1.0 : std::exp(below), sum = others + of_label;
     loss_sum += below == 0 ? std::log1p(static_cast<double>(others)) : std::log(sum) - below;

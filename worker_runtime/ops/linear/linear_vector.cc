@@ -78,14 +78,23 @@ void dot_rows(D d, const LinearShape& s, const float* x, const float* w, const f
 template <class D>
 void dot_forward(D d, const LinearShape& s, const float* x, const float* w, const float* b, float* y,
                  bool relu) {
-  if (s.out_features < 4 || kLanes<D> < 4) {
+  if (s.out_features < 4) {
     for (int o = 0; o < s.out_features; ++o) dot_rows<1>(d, s, x, w + o * s.in_features, b + o, y + o, relu);
     return;
   }
-  if constexpr (kLanes<D> >= 4)
-    for (int k = 0; k < s.out_features; k += 4) {
-      const int o = HWY_MIN(k, s.out_features - 4);
-      dot_rows<4>(d, s, x, w + o * s.in_features, b + o, y + o, relu);
+  for (int k = 0; k < s.out_features; k += 4) {
+    const int o = HWY_MIN(k, s.out_features - 4);
+    dot_rows<4>(d, s, x, w + o * s.in_features, b + o, y + o, relu);
+  }
+}
+
+/// Fewer input features than the narrowest vector has lanes.
+void tiny_forward(const LinearShape& s, const float* x, const float* w, const float* b, float* y, bool relu) {
+  for (int n = 0; n < s.batch; ++n)
+    for (int o = 0; o < s.out_features; ++o) {
+      float sum = b[o];
+      for (int i = 0; i < s.in_features; ++i) sum += x[n * s.in_features + i] * w[o * s.in_features + i];
+      y[n * s.out_features + o] = relu && sum < 0 ? 0.0F : sum;
     }
 }
 
@@ -95,7 +104,7 @@ void forward(const LinearShape& s, const float* x, const float* w, const float* 
   else if (s.in_features >= 4)
     dot_forward(hn::CappedTag<float, 4>(), s, x, w, b, y, relu);
   else
-    dot_forward(hn::CappedTag<float, 1>(), s, x, w, b, y, relu);
+    tiny_forward(s, x, w, b, y, relu);
 }
 
 /// c (rows, columns) = a (rows, depth) * b (depth, columns). A tile of c stays in registers over the whole
