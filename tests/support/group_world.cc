@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/group_world.h"
 
-#include <fstream>
-
 #include <muster/file_store.h>
 
 #include "tests/support/catch.h"
@@ -29,25 +27,6 @@ std::vector<RankOutcome> run_world(const WorldOptions& options,
                      if (!group) return group.error().message;
                      return body(**group);
                    });
-}
-
-groups::SegmentMaker NamedSegments::maker() const {
-  return [this](const groups::SegmentRequest& request, const groups::TextExchange& exchange) {
-    const auto noting = [&](const std::string& mine) {
-      // "<device> <inode> <path>" of the member that creates it.
-      if (const auto path = mine.find("/dev/shm/"); request.member == 0 && path != std::string::npos)
-        std::ofstream(directory_.file("names"), std::ios::app) << mine.substr(path) + "\n";
-      return exchange(mine);
-    };
-    return groups::make_dev_shm_segment(request, noting);
-  };
-}
-
-std::vector<std::string> NamedSegments::names() const {
-  std::vector<std::string> out;
-  std::ifstream file(directory_.file("names"));
-  for (std::string name; std::getline(file, name);) out.push_back(name);
-  return out;
 }
 
 void require_all_well(const std::vector<RankOutcome>& outcomes) {

@@ -25,17 +25,6 @@ struct WorldOptions {
 std::vector<RankOutcome> run_world(const WorldOptions& options,
                                    const std::function<std::string(ProcessGroup& group)>& body);
 
-/// Makes segments in /dev/shm, and knows by what names: others are there that other processes make meanwhile.
-class NamedSegments {
- public:
-  [[nodiscard]] groups::SegmentMaker maker() const;
-  /// Of all that were made so far, whoever asks and whatever became of the ranks.
-  [[nodiscard]] std::vector<std::string> names() const;
-
- private:
-  TemporaryDirectory directory_;
-};
-
 /// REQUIREs that every rank ended by itself without a complaint.
 void require_all_well(const std::vector<RankOutcome>& outcomes);
 

@@ -17,7 +17,7 @@
 
 #include "tests/support/collective_group.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/device/step_graph_plan.h"
+#include "worker_runtime/device/step_graph.h"
 
 namespace muster::testing {
 

@@ -45,103 +45,6 @@ std::optional<DType> dtype_of(std::string_view text) {
   return std::nullopt;
 }
 
-/// Follows the parser's events through the grammar: by depth, the key at hand and what an entry has so far.
-/// What does not fit is refused. Strings of a header are quoted in errors only up to a length.
-class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
- public:
-  Header header;
-  std::string error;
-
-  bool start_object(std::size_t /*size*/) override {
-    if (depth_ == 2) return refuse("an object where none belongs");
-    ++depth_;
-    return true;
-  }
-  bool end_object() override {
-    if (depth_-- == 2 && entry_.name != kMetadataKey) {
-      if (fields_.size() != 3) return refuse("it lacks dtype, shape or data_offsets");
-      header.entries.push_back(std::move(entry_));
-    }
-    return true;
-  }
-  bool key(std::string& text) override {
-    key_ = text;
-    if (depth_ == 1) {
-      if (!names_.insert(text).second) return refuse("the name '" + text.substr(0, 80) + "' appears twice");
-      entry_ = {.name = text};
-      fields_.clear();
-    } else if (entry_.name != kMetadataKey) {
-      const bool known = text == "dtype" || text == "shape" || text == "data_offsets";
-      if (!known || !fields_.insert(text).second)
-        return refuse("unknown or repeated key '" + text.substr(0, 80) + "'");
-    }
-    return true;
-  }
-  bool string(std::string& text) override {
-    if (depth_ == 2 && entry_.name == kMetadataKey) {
-      if (header.metadata.emplace(key_, text).second) return true;
-      return refuse("the metadata '" + key_.substr(0, 80) + "' appears twice");
-    }
-    if (depth_ != 2 || in_array_ || key_ != "dtype") return refuse("a string where none belongs");
-    const std::optional<DType> dtype = dtype_of(text);
-    if (!dtype) return refuse("unknown dtype '" + text.substr(0, 80) + "'");
-    entry_.dtype = *dtype;
-    return true;
-  }
-  bool start_array(std::size_t /*size*/) override {
-    if (depth_ != 2 || in_array_ || entry_.name == kMetadataKey || key_ == "dtype")
-      return refuse("an array where none belongs");
-    in_array_ = true;
-    numbers_.clear();
-    return true;
-  }
-  bool end_array() override {
-    in_array_ = false;
-    if (key_ == "shape") {
-      entry_.shape.assign(numbers_.begin(), numbers_.end());
-    } else {
-      if (numbers_.size() != 2) return refuse("data_offsets must be two numbers");
-      entry_.begin = numbers_[0];
-      entry_.end = numbers_[1];
-    }
-    return true;
-  }
-  bool number_unsigned(std::uint64_t value) override {
-    if (!in_array_ || (key_ != "shape" && numbers_.size() == 2)) return refuse("a number where none belongs");
-    if (key_ == "shape" && (numbers_.size() == kMaxDims || value > std::numeric_limits<std::int64_t>::max()))
-      return refuse("its shape is too large");
-    numbers_.push_back(value);
-    return true;
-  }
-  bool number_integer(std::int64_t /*value*/) override { return refuse("a negative number"); }
-  bool number_float(double /*value*/, const std::string& /*text*/) override {
-    return refuse("a fractional number");
-  }
-  bool null() override { return refuse("null"); }
-  bool boolean(bool /*value*/) override { return refuse("a truth value"); }
-  bool binary(binary_t& /*value*/) override { return refuse("binary data"); }
-  bool parse_error(std::size_t position, const std::string& /*last_token*/,
-                   const nlohmann::detail::exception& /*exception*/) override {
-    error = "its header is not JSON at byte " + std::to_string(position);
-    return false;
-  }
-
- private:
-  bool refuse(const std::string& what) {
-    error = (entry_.name.empty() ? "in its header: "
-                                 : "in its header, at '" + entry_.name.substr(0, 80) + "': ") +
-            what;
-    return false;
-  }
-
-  int depth_ = 0;
-  std::string key_;
-  HeaderEntry entry_;
-  std::set<std::string> names_, fields_;
-  bool in_array_ = false;
-  std::vector<std::uint64_t> numbers_;
-};
-
 /// "6x1x5x5".
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   return shape.empty() ? "scalar" : fmt::format("{}", fmt::join(shape, "x"));
@@ -149,14 +52,72 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 
 }  // namespace
 
-Result<Header> parse_header(std::string_view json) {
+Result<Header> parse_header(std::string_view text) {
   // The format wants the object first; space may follow it.
-  if (json.empty() || json.front() != '{')
+  if (text.empty() || text.front() != '{')
     return fail(ErrorCode::kCorrupt, "its header does not start with '{'");
-  HeaderReader reader;
-  if (!nlohmann::json::sax_parse(json.begin(), json.end(), &reader))
-    return fail(ErrorCode::kCorrupt, one_line(reader.error));
-  return std::move(reader.header);
+  // What a parsed value does not show, or would take much memory for: a key that comes twice, lists longer or
+  // deeper than any of the format.
+  using Json = nlohmann::json;
+  constexpr int kOfEntry = 2, kOfList = 3;
+  std::string wrong;
+  std::set<std::string> keys[kOfEntry];
+  std::size_t numbers = 0;
+  const auto look = [&](int depth, Json::parse_event_t event, Json& value) {
+    using Event = Json::parse_event_t;
+    if (event == Event::object_start && depth < kOfEntry) keys[depth].clear();
+    if (event == Event::key && depth <= kOfEntry && !keys[depth - 1].insert(value).second)
+      wrong = "'" + value.get<std::string>().substr(0, 80) + "' appears twice";
+    if (event == Event::array_start) numbers = 0;
+    if (event == Event::value && depth == kOfList && ++numbers > kMaxDims) wrong = "a list is too long";
+    if (depth > kOfList) wrong = "it is nested too deeply";
+    return wrong.empty();
+  };
+  Json json;
+  try {
+    json = Json::parse(text.begin(), text.end(), look);
+  } catch (const Json::exception& error) {
+    if (wrong.empty()) wrong = "it is not JSON: " + std::string(error.what()).substr(0, 160);
+  }
+  if (!wrong.empty()) return fail(ErrorCode::kCorrupt, "in its header: " + one_line(wrong));
+
+  Header header;
+  for (const auto& [name, entry] : json.items()) {
+    const auto refuse = [&, &name = name](const std::string& what) {
+      return fail(ErrorCode::kCorrupt,
+                  "in its header, at '" + one_line(name.substr(0, 80)) + "': " + one_line(what));
+    };
+    if (!entry.is_object()) return refuse("it is no object");
+    if (name == kMetadataKey) {
+      for (const auto& [key, value] : entry.items()) {
+        if (!value.is_string()) return refuse("metadata must be text");
+        header.metadata.emplace(key, value);
+      }
+      continue;
+    }
+    for (const auto* const key : {"dtype", "shape", "data_offsets"})
+      if (entry.size() != 3 || !entry.contains(key))
+        return refuse("it must have dtype, shape and data_offsets and nothing else");
+    const Json &shape = entry["shape"], &offsets = entry["data_offsets"];
+    for (const Json* const list : {&shape, &offsets})
+      if (!list->is_array() || !std::all_of(list->begin(), list->end(),
+                                            [](const Json& number) { return number.is_number_unsigned(); }))
+        return refuse("shape and data_offsets must be lists of whole numbers, none below 0");
+    if (offsets.size() != 2) return refuse("data_offsets must be two numbers");
+    HeaderEntry& made = header.entries.emplace_back();
+    made.name = name;
+    made.begin = offsets[0];
+    made.end = offsets[1];
+    for (const std::uint64_t dim : shape) {
+      if (dim > std::numeric_limits<std::int64_t>::max()) return refuse("its shape is too large");
+      made.shape.push_back(static_cast<std::int64_t>(dim));
+    }
+    const std::optional<DType> dtype =
+        entry["dtype"].is_string() ? dtype_of(entry["dtype"].get<std::string>()) : std::nullopt;
+    if (!dtype) return refuse("unknown dtype " + entry["dtype"].dump().substr(0, 80));
+    made.dtype = *dtype;
+  }
+  return header;
 }
 
 const TensorView* FileView::find(std::string_view name) const {

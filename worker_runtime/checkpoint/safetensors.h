@@ -58,8 +58,8 @@ struct Header {
   std::vector<HeaderEntry> entries;
   Metadata metadata;
 };
-/// The grammar is narrow (an object of objects with three known keys, and one object of strings): anything
-/// else is refused where it appears, whatever its depth.
+/// The grammar is narrow: an object of objects with three known keys, and one object of strings. Anything
+/// else is refused; what is deeper or longer than that takes no memory.
 [[nodiscard]] Result<Header> parse_header(std::string_view json);
 
 /// The part of the file in front of the data, and the order in which the tensors' bytes follow it.

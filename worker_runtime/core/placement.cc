@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/core/placement.h"
 
-#include <map>
-
 #include <fmt/format.h>
 
 #include "rendezvous/base/env_contract.h"

@@ -2,10 +2,9 @@
 #include "worker_runtime/data/idx_reader.h"
 
 #include <algorithm>
-#include <array>
 #include <fcntl.h>
 #include <memory>
-#include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -45,26 +44,23 @@ struct GzClose {
 
 }  // namespace
 
-Result<IdxArray> parse_idx(const std::string& name, const ByteSource& source, std::size_t max_bytes) {
-  std::array<std::uint8_t, 4 + 4 * kMaxDims> header{};
-  MUSTER_TRY(const std::size_t magic_bytes, source(std::span(header).first(4)));
-  if (magic_bytes < 4) return corrupt(name, "it ends after " + std::to_string(magic_bytes) + " bytes");
-  if (header[0] != 0 || header[1] != 0)
+Result<IdxArray> parse_idx(const std::string& name, std::vector<std::uint8_t> bytes, std::size_t max_bytes) {
+  if (bytes.size() < 4) return corrupt(name, "it ends after " + std::to_string(bytes.size()) + " bytes");
+  if (bytes[0] != 0 || bytes[1] != 0)
     return corrupt(
-        name, "magic number " + std::to_string(big_endian(header.data())) + " does not start with two zeros");
-  if (header[2] != 0x08)
-    return corrupt(name, "element type " + std::to_string(header[2]) + " is not 8 (unsigned byte)");
-  const std::size_t num_dims = header[3];
+        name, "magic number " + std::to_string(big_endian(bytes.data())) + " does not start with two zeros");
+  if (bytes[2] != 0x08)
+    return corrupt(name, "element type " + std::to_string(bytes[2]) + " is not 8 (unsigned byte)");
+  const std::size_t num_dims = bytes[3], header_bytes = 4 + 4 * num_dims;
   if (num_dims < 1 || num_dims > kMaxDims)
     return corrupt(
         name, std::to_string(num_dims) + " dimensions, 1 to " + std::to_string(kMaxDims) + " are supported");
-  MUSTER_TRY(const std::size_t dim_bytes, source(std::span(header).subspan(4, 4 * num_dims)));
-  if (dim_bytes < 4 * num_dims) return corrupt(name, "it ends within the list of dimensions");
+  if (bytes.size() < header_bytes) return corrupt(name, "it ends within the list of dimensions");
 
   IdxArray array;
   std::uint64_t total = 1;
   for (std::size_t i = 0; i < num_dims; ++i) {
-    array.dims.push_back(big_endian(&header[4 + 4 * i]));
+    array.dims.push_back(big_endian(&bytes[4 + 4 * i]));
     if (array.dims.back() == 0) return corrupt(name, "dimension " + std::to_string(i) + " is 0");
   }
   for (const std::uint32_t dim : array.dims) {
@@ -73,22 +69,14 @@ Result<IdxArray> parse_idx(const std::string& name, const ByteSource& source, st
       return corrupt(name,
                      describe(array.dims) + " bytes are more than the limit of " + std::to_string(max_bytes));
   }
-
-  // Memory grows block by block, so that a header that lies costs what the file really holds.
-  std::size_t have = 0;
-  while (have < total) {
-    const std::size_t want = std::min<std::size_t>(total - have, std::max(kBlock, have));
-    array.data.resize(have + want);
-    MUSTER_TRY(const std::size_t got, source(std::span(array.data).subspan(have, want)));
-    have += got;
-    if (got < want)
-      return corrupt(name, "truncated: " + describe(array.dims) + " = " + std::to_string(total) +
-                               " bytes are announced, " + std::to_string(have) + " are there");
-  }
-  std::uint8_t extra = 0;
-  MUSTER_TRY(const std::size_t more, source(std::span(&extra, 1)));
-  if (more != 0)
+  const std::size_t have = bytes.size() - header_bytes;
+  if (have < total)
+    return corrupt(name, "truncated: " + describe(array.dims) + " = " + std::to_string(total) +
+                             " bytes are announced, " + std::to_string(have) + " are there");
+  if (have > total)
     return corrupt(name, "there are bytes after the " + std::to_string(total) + " announced ones");
+  bytes.erase(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(header_bytes));
+  array.data = std::move(bytes);
   return array;
 }
 
@@ -99,23 +87,23 @@ Result<IdxArray> read_idx_file(const std::string& path, std::size_t max_bytes) {
   if (!file) return fail(ErrorCode::kExhausted, "open " + path + ": out of memory");
   fd.release();  // gzclose_r closes it
   gzbuffer(file.get(), 1 << 18);
-  const auto source = [&](std::span<std::uint8_t> out) -> Result<std::size_t> {
-    std::size_t have = 0;
-    while (have < out.size()) {
-      const auto want = static_cast<unsigned>(std::min<std::size_t>(out.size() - have, 1U << 30));
-      const int got = gzread(file.get(), out.data() + have, want);
-      int code = Z_OK;
-      const char* text = gzerror(file.get(), &code);
-      if (code == Z_ERRNO) return fail(errno_error("read " + path, errno));
-      if (code == Z_BUF_ERROR) return fail(ErrorCode::kCorrupt, path + ": the gzip stream is truncated");
-      if (got < 0)
-        return fail(ErrorCode::kCorrupt, path + ": the gzip stream is damaged: " + without_name(text));
-      if (got == 0) break;
-      have += static_cast<std::size_t>(got);
-    }
-    return have;
-  };
-  return parse_idx(path, source, max_bytes);
+  // Memory grows with what is there, whatever the header says; of a file that is too large not all is read.
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t have = 0; have <= max_bytes + 4 + 4 * kMaxDims;) {
+    const std::size_t want = std::min(std::max(kBlock, have), std::size_t{1} << 30);
+    bytes.resize(have + want);
+    const int got = gzread(file.get(), bytes.data() + have, static_cast<unsigned>(want));
+    int code = Z_OK;
+    const char* text = gzerror(file.get(), &code);
+    if (code == Z_ERRNO) return fail(errno_error("read " + path, errno));
+    if (code == Z_BUF_ERROR) return fail(ErrorCode::kCorrupt, path + ": the gzip stream is truncated");
+    if (got < 0)
+      return fail(ErrorCode::kCorrupt, path + ": the gzip stream is damaged: " + without_name(text));
+    have += static_cast<std::size_t>(got);
+    bytes.resize(have);
+    if (got == 0) break;
+  }
+  return parse_idx(path, std::move(bytes), max_bytes);
 }
 
 }  // namespace muster

@@ -6,8 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -22,11 +20,8 @@ struct IdxArray {
 
 inline constexpr std::size_t kMaxIdxBytes = std::size_t{1} << 30;
 
-/// Fills as much of the span as there are bytes; fewer only at the end of the file.
-using ByteSource = std::function<Result<std::size_t>(std::span<std::uint8_t>)>;
-
-/// `name` is the file in error texts.
-[[nodiscard]] Result<IdxArray> parse_idx(const std::string& name, const ByteSource& source,
+/// The whole file's bytes, uncompressed. `name` is the file in error texts.
+[[nodiscard]] Result<IdxArray> parse_idx(const std::string& name, std::vector<std::uint8_t> bytes,
                                          std::size_t max_bytes = kMaxIdxBytes);
 
 /// A plain or gzip-compressed file.

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
-#include <dirent.h>
-#include <string_view>
+#include <filesystem>
 #include <strings.h>
-#include <sys/stat.h>
 
 #include <muster/datasets.h>
 
@@ -28,24 +25,14 @@ bool has_image_extension(const char* name) {
          });
 }
 
-/// Calls each(name, is_folder) for what is in the folder, in no order. Asks for the kind of an entry only
-/// where the file system does not say it.
+/// Calls each(name, is_folder) for what is in the folder, in no order.
 template <class Each>
 Result<void> for_each_entry(const std::string& folder, const Each& each) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> stream(::opendir(folder.c_str()), ::closedir);
-  if (stream == nullptr) return fail(errno_error("image folder " + folder, errno));
-  while (true) {
-    errno = 0;
-    const dirent* const entry = ::readdir(stream.get());
-    if (entry == nullptr && errno != 0) return fail(errno_error("image folder " + folder, errno));
-    if (entry == nullptr) return {};
-    if (std::string_view(entry->d_name) == "." || std::string_view(entry->d_name) == "..") continue;
-    struct stat info {};
-    each(entry->d_name,
-         entry->d_type == DT_LNK || entry->d_type == DT_UNKNOWN
-             ? ::fstatat(::dirfd(stream.get()), entry->d_name, &info, 0) == 0 && S_ISDIR(info.st_mode)
-             : entry->d_type == DT_DIR);
-  }
+  std::error_code error, not_there;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    each(at->path().filename().c_str(), at->is_directory(not_there));
+  if (error) return fail(errno_error("image folder " + folder, error.value()));
+  return {};
 }
 
 /// Decodes what the first crop and resizing of the transform need of `bytes`, then applies the rest.

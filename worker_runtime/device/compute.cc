@@ -6,7 +6,7 @@
 
 #include <muster/compute.h>
 
-#include "worker_runtime/device/cpu/cpu_device.h"
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/device/tracer.h"
 #ifdef MUSTER_HAS_CUDA
 #include "worker_runtime/device/cuda/cuda_device.h"
@@ -63,7 +63,7 @@ Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& o
   if (!(options.memory_fraction > 0 && options.memory_fraction <= 1))
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("a memory fraction of {}; it is above 0 and at most 1", options.memory_fraction));
-  if (type == DeviceType::kCpu) return std::make_shared<CpuDevice>(options);
+  if (type == DeviceType::kCpu) return make_cpu_device(options);
 #ifdef MUSTER_HAS_CUDA
   return cuda::CudaDevice::make(index, options);
 #else

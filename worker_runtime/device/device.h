@@ -6,18 +6,23 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string_view>
 
 #include <muster/compute.h>
 
-#include "worker_runtime/device/step_recorder.h"
-
 namespace muster {
 
 struct Tracer;
+
+/// Whether GPUs are compiled in. What is called behind `if constexpr (kHasCuda)` is declared in any case.
+#ifdef MUSTER_HAS_CUDA
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
+#endif
 
 /// Copies from the host beside the work of a device's stream, into one of two slots. Used by the device's
 /// thread, destroyed before the device. Failure: the first call that failed.
@@ -33,6 +38,34 @@ class CopyStream {
   [[nodiscard]] virtual Result<void> release(std::size_t slot) = 0;
   /// Blocks until the slot's copies are done: the host's memory is free.
   [[nodiscard]] virtual Result<void> wait(std::size_t slot) = 0;
+};
+
+/// A device's means to record what a step enqueues and to enqueue it again as one: a CUDA graph
+/// (cuda_device.cc). StepGraph decides when (step_graph.h). Used by the device's thread, destroyed before the
+/// device. Failure: the first call that failed, of the step or of the recording.
+class StepRecorder {
+ public:
+  using Step = std::function<Result<void>()>;
+  static constexpr std::size_t kSlots = 4;
+
+  virtual ~StepRecorder() = default;
+  StepRecorder(const StepRecorder&) = delete;
+  StepRecorder& operator=(const StepRecorder&) = delete;
+
+  /// Calls `step`, of whose work nothing runs, and keeps it as `slot` (below kSlots) in place
+  /// of what was there. After a failure the slot is empty and the device takes work as before.
+  [[nodiscard]] virtual Result<void> record(std::size_t slot, const Step& step) = 0;
+  /// Enqueues what was recorded as `slot`.
+  [[nodiscard]] virtual Result<void> replay(std::size_t slot) = 0;
+  /// Puts mark 0 or 1 behind what has been enqueued, in place of its last one.
+  [[nodiscard]] virtual Result<void> mark(std::size_t which) = 0;
+  /// Blocks until the device has come to the mark.
+  [[nodiscard]] virtual Result<void> wait(std::size_t which) = 0;
+  /// Forgets it; an empty slot stays empty.
+  virtual void drop(std::size_t slot) = 0;
+
+ protected:
+  StepRecorder() = default;
 };
 
 class Device {
@@ -100,5 +133,7 @@ class Device {
   std::optional<std::size_t> cap_bytes_;
   std::size_t claimed_bytes_ = 0;
 };
+
+[[nodiscard]] Compute make_cpu_device(const ComputeOptions& options);
 
 }  // namespace muster

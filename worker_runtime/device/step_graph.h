@@ -15,6 +15,8 @@
 // would wait for it) and before the Device whose stream it uses.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,10 +24,55 @@
 
 #include <muster/result.h>
 
-#include "worker_runtime/device/step_graph_plan.h"
-#include "worker_runtime/device/step_recorder.h"
+#include "worker_runtime/device/device.h"
 
 namespace muster {
+
+/// What to do with the next step of a key: call it, capture it, or replay slot i; after give_up(), call it.
+/// Pure. Keeps kSlots captures; the one used longest ago gives way.
+class StepGraphPlan {
+ public:
+  static constexpr std::size_t kSlots = StepRecorder::kSlots;
+  enum class Action { kCall, kCapture, kReplay };
+  struct Decision {
+    Action action = Action::kCall;
+    std::size_t slot = 0;  // of the key; with kCall its former capture, if any, is to be dropped
+    friend bool operator==(const Decision&, const Decision&) = default;
+  };
+
+  Decision next(std::uint64_t key) {
+    if (gave_up_) return {Action::kCall, 0};
+    ++clock_;
+    std::size_t oldest = 0;
+    for (std::size_t i = 0; i < kSlots; ++i) {
+      Slot& slot = slots_[i];
+      if (slot.seen > 0 && slot.key == key) {
+        slot.last_used = clock_;
+        if (slot.seen == 1) {
+          slot.seen = 2;
+          return {Action::kCapture, i};
+        }
+        return {Action::kReplay, i};
+      }
+      if (slot.last_used < slots_[oldest].last_used) oldest = i;
+    }
+    slots_[oldest] = {key, 1, clock_};
+    return {Action::kCall, oldest};
+  }
+
+  /// A capture failed: one that failed for this key would fail for the next.
+  void give_up() { gave_up_ = true; }
+
+ private:
+  struct Slot {
+    std::uint64_t key = 0;
+    int seen = 0;                 // 0: empty, 1: called once, 2: captured
+    std::uint64_t last_used = 0;  // 0: never
+  };
+  std::array<Slot, kSlots> slots_{};
+  std::uint64_t clock_ = 0;
+  bool gave_up_ = false;
+};
 
 struct StepGraphHooks {
   /// Whether every rank has its capture, asked after each capture and before anything of it runs; a

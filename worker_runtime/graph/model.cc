@@ -83,10 +83,10 @@ void Frame::report_cuda(int error, std::string_view what) const {
   device->report_cuda(error, what);
 }
 
-/// Replaces pairs of operations by one where a measurement asked for it:
-///   linear + relu      one core, GarmentClassifier, batch 4: the mask costs a pass over 120 and 84 values
-///   each way relu + max_pool2d  without overlap: one pass instead of two over the largest activations
-/// `output` is the value that the model returns: the operation that makes it keeps its own output.
+/// Replaces pairs of operations by one where a measurement asked for it: linear + relu (one core,
+/// GarmentClassifier, batch 4: the mask costs a pass over 120 and 84 values each way), and relu + max_pool2d
+/// without overlap (one pass instead of two over the largest activations). `output` is the value that the
+/// model returns: the operation that makes it keeps its own output.
 void fuse(Graph& graph, int output) {
   std::vector<int> readers(graph.shapes_.size(), 0);
   for (const Graph::Node& node : graph.nodes_)

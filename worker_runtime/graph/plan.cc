@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plan: when each piece of memory is in use, where it lies, and the walk over the operations.
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <numeric>
 #include <utility>

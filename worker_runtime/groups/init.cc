@@ -55,16 +55,12 @@ Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shar
 Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, const Placement& placement,
                                                  Store& store, const GroupName& name) {
   if (options.backend == Backend::kNccl) {
-#if defined(MUSTER_HAS_NCCL_GROUP)
     if (placement.world_size == 1) {
       MUSTER_TRY(std::shared_ptr<nccl::NcclDevice> gpu, nccl::make_cuda_device(options.cuda_device));
       return nccl::make_single_group(std::move(gpu), options.cuda_stream);
     }
     return make_nccl_group(store, placement.rank, placement.world_size, options.cuda_device,
                            options.cuda_stream, options.timeout, name);
-#else
-    return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
-#endif
   }
   const Environment environment = current_environment();
   const auto address = lookup(environment, "MUSTER_ADDRESS");
@@ -149,12 +145,7 @@ Result<Context> init(const InitOptions& options) {
 }
 
 Result<void> check_backend(Backend backend) {
-  if (backend != Backend::kNccl) return {};
-#if defined(MUSTER_HAS_NCCL_GROUP)
-  return check_nccl_library();
-#else
-  return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
-#endif
+  return backend == Backend::kNccl ? check_nccl_library() : Result<void>();
 }
 
 Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::string_view name,

@@ -14,6 +14,16 @@
 namespace muster::groups {
 namespace {
 
+int place_in(const std::vector<int>& ranks, int rank) {
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+/// Calls it for a group that is there.
+template <class Call>
+Result<void> on_group(const std::unique_ptr<CpuGroup>& group, Call call) {
+  return group != nullptr ? call(*group) : Result<void>();
+}
+
 /// Ranks on several hosts. Data is combined within each host (shared memory), then between the hosts' first
 /// ranks (TCP), then handed out within the hosts, so that it crosses the network once per host. Sums are
 /// taken in rank order within a host and then in host order: the same bits everywhere, but not those of a
@@ -39,15 +49,15 @@ class HierarchicalGroup final : public CpuGroup {
   Result<void> run_transfer(const OpContext& op, const Transfer& transfer) override {
     if (host_of(transfer.peer) != host_) return flat_->run_transfer(op, transfer);
     Transfer near = transfer;
-    near.peer = place_within(host_, transfer.peer);
+    near.peer = place_in(hosts_[host_], transfer.peer);
     return local_->run_transfer(op, near);
   }
 
  protected:
   Result<void> run_barrier(const OpContext&) override {
-    MUSTER_OK(locally([](CpuGroup& group) { return group.barrier(); }));
-    MUSTER_OK(between_hosts([](CpuGroup& group) { return group.barrier(); }));
-    return locally([](CpuGroup& group) { return group.barrier(); });
+    MUSTER_OK(on_group(local_, [](CpuGroup& group) { return group.barrier(); }));
+    MUSTER_OK(on_group(cross_, [](CpuGroup& group) { return group.barrier(); }));
+    return on_group(local_, [](CpuGroup& group) { return group.barrier(); });
   }
 
   Result<void> run_all_reduce(const OpContext& op, Buffer buffer) override {
@@ -59,20 +69,20 @@ class HierarchicalGroup final : public CpuGroup {
                      scale_of(ReduceOp::kAvg, world_size()));
     }
     // With a root, too: a rank that is not the first of its host cannot have the sum without a further step.
-    MUSTER_OK(locally([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
-    MUSTER_OK(between_hosts([&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
-    return locally([&](CpuGroup& group) { return group.broadcast(buffer, 0); });
+    MUSTER_OK(on_group(local_, [&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
+    MUSTER_OK(on_group(cross_, [&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
+    return on_group(local_, [&](CpuGroup& group) { return group.broadcast(buffer, 0); });
   }
 
   Result<void> run_broadcast(const OpContext& op, Buffer buffer) override {
     const std::size_t source = host_of(op.descriptor.root);
-    const int local_root = place_within(source, op.descriptor.root);
+    const int local_root = place_in(hosts_[source], op.descriptor.root);
     if (source == host_)
-      MUSTER_OK(locally([&](CpuGroup& group) { return group.broadcast(buffer, local_root); }));
+      MUSTER_OK(on_group(local_, [&](CpuGroup& group) { return group.broadcast(buffer, local_root); }));
     MUSTER_OK(
-        between_hosts([&](CpuGroup& group) { return group.broadcast(buffer, static_cast<int>(source)); }));
+        on_group(cross_, [&](CpuGroup& group) { return group.broadcast(buffer, static_cast<int>(source)); }));
     if (source == host_) return {};
-    return locally([&](CpuGroup& group) { return group.broadcast(buffer, 0); });
+    return on_group(local_, [&](CpuGroup& group) { return group.broadcast(buffer, 0); });
   }
 
   Result<void> run_all_gather(const OpContext&, ConstBuffer input, Buffer output) override {
@@ -88,7 +98,7 @@ class HierarchicalGroup final : public CpuGroup {
       std::memcpy(here.data(), input.data, size);
     if (leads()) {
       std::vector<std::byte> all(hosts_.size() * most * size);
-      MUSTER_OK(between_hosts([&](CpuGroup& group) {
+      MUSTER_OK(on_group(cross_, [&](CpuGroup& group) {
         return group.all_gather(ConstBuffer(here.data(), most * input.count, input.dtype),
                                 Buffer{all.data(), hosts_.size() * most * input.count, input.dtype});
       }));
@@ -98,7 +108,7 @@ class HierarchicalGroup final : public CpuGroup {
           std::memcpy(out + static_cast<std::size_t>(hosts_[host][i]) * size,
                       all.data() + (host * most + i) * size, size);
     }
-    return locally([&](CpuGroup& group) { return group.broadcast(output, 0); });
+    return on_group(local_, [&](CpuGroup& group) { return group.broadcast(output, 0); });
   }
 
   Result<void> run_reduce_scatter(const OpContext& op, ConstBuffer input, Buffer output) override {
@@ -128,21 +138,8 @@ class HierarchicalGroup final : public CpuGroup {
       if (std::find(hosts_[i].begin(), hosts_[i].end(), rank) != hosts_[i].end()) return i;
     return 0;
   }
-  int place_within(std::size_t host, int rank) const {
-    const auto& ranks = hosts_[host];
-    return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
-  }
   std::size_t local_count() const { return hosts_[host_].size(); }
   bool leads() const { return hosts_[host_].front() == rank(); }
-
-  template <class Call>
-  Result<void> locally(Call call) {
-    return local_ != nullptr ? call(*local_) : Result<void>();
-  }
-  template <class Call>
-  Result<void> between_hosts(Call call) {
-    return cross_ != nullptr ? call(*cross_) : Result<void>();
-  }
 
   const std::vector<std::vector<int>> hosts_;
   const std::size_t host_;
@@ -191,13 +188,9 @@ class Maker {
   }
 
  private:
-  int place_in(const std::vector<int>& ranks) const {
-    return static_cast<int>(std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin());
-  }
-
   /// Shared memory if these ranks can really share it, else TCP; all of them come to the same answer.
   Result<std::unique_ptr<CpuGroup>> within_host(const std::string& name, const std::vector<int>& ranks) {
-    const int me = place_in(ranks);
+    const int me = place_in(ranks, options_.rank);
     // Below a hierarchy the ranks of a host are patient for a little longer than the hosts are with each
     // other, so that the rank which knows who is missing says it first.
     const bool all = ranks.size() == static_cast<std::size_t>(options_.world_size);
@@ -213,7 +206,7 @@ class Maker {
 
   Result<std::unique_ptr<CpuGroup>> tcp(const std::string& name, const std::vector<int>& ranks,
                                         Millis timeout) {
-    const int me = place_in(ranks);
+    const int me = place_in(ranks, options_.rank);
     return make_tcp_group({.ranks = ranks,
                            .me = me,
                            .timeout = timeout,

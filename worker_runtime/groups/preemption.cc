@@ -10,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include <muster/check.h>
 #include <muster/preemption.h>
 #include <muster/prefix_store.h>
 

@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <functional>
 #include <mutex>
-#include <optional>
 #include <png.h>
 #include <protozero/pbf_writer.hpp>
 #include <thread>

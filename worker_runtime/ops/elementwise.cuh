@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// for_each_element(), for_each_lane(): kernels in which each thread has some elements of a flat range. Bodies
-// are functors: a device lambda would need an option of nvcc's.
+// for_each_element(), for_each_lane(): kernels in which each thread has some elements of a flat range;
+// warp_sum(), block_sum(). Bodies are functors: a device lambda would need an option of nvcc's.
 #pragma once
 
 #include <algorithm>
@@ -69,6 +69,53 @@ int for_each_lane(std::int64_t count, void* stream, Body body, std::initializer_
       static_cast<unsigned>(std::min<std::int64_t>((count + kBlock * lanes - 1) / (kBlock * lanes), 1 << 20));
   if (aligned) return launch<lane_kernel<kLanes<T>, Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
   return launch<lane_kernel<1, Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
+}
+
+/// y[i] = Operation()(a[i], b[i]), of arrays of `dtype`.
+template <class Operation, class T>
+struct Combine {
+  const T *a, *b;
+  T* y;
+  template <int N>
+  __device__ void at(std::int64_t i) const {
+    Lanes<N> values = load<N>(a + i);
+    const Lanes<N> others = load<N>(b + i);
+    for (int l = 0; l < N; ++l) values.v[l] = Operation()(values.v[l], others.v[l]);
+    store(y + i, values);
+  }
+};
+template <class Operation>
+int combine(DType dtype, const void* a, const void* b, void* y, std::int64_t count, void* stream) {
+  return with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    return for_each_lane<T>(count, stream, Combine<Operation, T>{as<T>(a), as<T>(b), as<T>(y)}, {a, b, y});
+  });
+}
+
+// How the lanes of a warp and the warps of a block meet. Every lane must take part (full mask). The butterfly
+// gives all lanes the same bits: each level adds the same two partial sums in both partners, and addition
+// commutes.
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+
+template <class Value>
+__device__ __forceinline__ Value warp_sum(Value value) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
+  return value;
+}
+
+/// The sum of one value of each thread of a block of at most 1024, a multiple of 32, for all of them: all
+/// call it, and it waits for all. Same order on each run.
+template <class Value>
+__device__ Value block_sum(Value value) {
+  __shared__ Value warps[32];
+  value = warp_sum(value);
+  __syncthreads();  // the last call's words have been read
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  Value total = 0;
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) total += warps[warp];
+  return total;
 }
 
 }  // namespace muster::nn::cuda

@@ -82,13 +82,13 @@ void Optimizer::prepare(float grad_scale) {
 }
 
 void Optimizer::send() const {
-#ifdef MUSTER_HAS_CUDA
-  const Compute& compute = model_->compute();
-  if (compute->stream() != nullptr)
-    return compute->report_cuda(
-        optim::cuda::send_state(state_, wanted_.lr, wanted_.momentum, wanted_.grad_scale, compute->stream()),
-        "learning rate");
-#endif
+  if constexpr (kHasCuda) {
+    const Compute& compute = model_->compute();
+    if (compute->stream() != nullptr)
+      return compute->report_cuda(optim::cuda::send_state(state_, wanted_.lr, wanted_.momentum,
+                                                          wanted_.grad_scale, compute->stream()),
+                                  "learning rate");
+  }
   state_->lr = wanted_.lr;
   state_->momentum = wanted_.momentum;
   state_->grad_scale = state_->factor = wanted_.grad_scale;
@@ -119,16 +119,16 @@ void Optimizer::run() const {
     work.half_dtype = model_->autocast();
   }
   const bool begins = sums_ != nullptr || options_.counts_steps;
-#ifdef MUSTER_HAS_CUDA
-  if (work.device == DeviceType::kCuda) {
-    if (begins)
-      compute->report_cuda(optim::cuda::begin(options, grads, count, sums_, state_, work.stream),
-                           "optimizer");
-    compute->report_cuda(update(work), "optimizer");
-    if (work.half_params == nullptr) model_->round_params();
-    return;
+  if constexpr (kHasCuda) {
+    if (work.device == DeviceType::kCuda) {
+      if (begins)
+        compute->report_cuda(optim::cuda::begin(options, grads, count, sums_, state_, work.stream),
+                             "optimizer");
+      compute->report_cuda(update(work), "optimizer");
+      if (work.half_params == nullptr) model_->round_params();
+      return;
+    }
   }
-#endif
   if (begins) optim::begin_step(options, sums_ == nullptr ? 0 : sum_of_squares(grads, count), *state_);
   if (state_->found_inf != 0) return;
   (void)update(work);
@@ -184,11 +184,10 @@ std::span<const std::string_view> Sgd::arena_names() const {
 }
 
 int Sgd::update(const Update& u) const {
-#ifdef MUSTER_HAS_CUDA
-  if (u.device == DeviceType::kCuda)
-    return optim::cuda::sgd(options_, u.state, u.params, u.grads, u.arenas[0], u.count, u.stream,
-                            {u.half_params, u.half_dtype});
-#endif
+  if constexpr (kHasCuda)
+    if (u.device == DeviceType::kCuda)
+      return optim::cuda::sgd(options_, u.state, u.params, u.grads, u.arenas[0], u.count, u.stream,
+                              {u.half_params, u.half_dtype});
   optim::sgd_update(options_, *u.state, u.params, u.grads, u.arenas[0], u.count);
   return 0;
 }
@@ -210,11 +209,10 @@ std::span<const std::string_view> AdamW::arena_names() const {
 }
 
 int AdamW::update(const Update& u) const {
-#ifdef MUSTER_HAS_CUDA
-  if (u.device == DeviceType::kCuda)
-    return optim::cuda::adamw(options_, u.state, u.params, u.grads, u.arenas[0], u.arenas[1], u.count,
-                              u.stream, {u.half_params, u.half_dtype});
-#endif
+  if constexpr (kHasCuda)
+    if (u.device == DeviceType::kCuda)
+      return optim::cuda::adamw(options_, u.state, u.params, u.grads, u.arenas[0], u.arenas[1], u.count,
+                                u.stream, {u.half_params, u.half_dtype});
   optim::adamw_update(options_, *u.state, u.params, u.grads, u.arenas[0], u.arenas[1], u.count);
   return 0;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A thread per element; a step's sums of squares in a fixed order.
 #include "worker_runtime/ops/elementwise.cuh"
-#include "worker_runtime/ops/warp.cuh"
 #include "worker_runtime/optim/update.h"
 
 namespace muster::optim::cuda {
@@ -46,11 +45,7 @@ template <int N>
 __device__ __forceinline__ void store_params(float* params, const HalfCopy& half, std::int64_t i,
                                              const Lanes<N>& values) {
   store(params + i, values);
-  if (half.to == nullptr) return;
-  if (half.dtype == DType::kBFloat16)
-    store(reinterpret_cast<nn::Bf16*>(half.to) + i, values);
-  else
-    store(reinterpret_cast<nn::F16*>(half.to) + i, values);
+  if (half.to != nullptr) store(half.to, half.dtype, i, values);
 }
 
 struct SgdBody {

@@ -96,7 +96,6 @@ struct HalfCopy {
   DType dtype = DType::kBFloat16;
 };
 
-#ifdef MUSTER_HAS_CUDA
 namespace cuda {  // update.cu; each enqueues and returns a cudaError_t
 /// state's lr, momentum, grad_scale and factor. The values travel as the kernel's arguments.
 int send_state(StepState* state, float lr, float momentum, float grad_scale, void* stream);
@@ -108,6 +107,5 @@ int sgd(const SgdOptions& options, const StepState* state, float* params, const 
 int adamw(const AdamWOptions& options, const StepState* state, float* params, const float* grads,
           float* exp_avg, float* exp_avg_sq, std::size_t count, void* stream, const HalfCopy& half = {});
 }  // namespace cuda
-#endif
 
 }  // namespace muster::optim

@@ -2,15 +2,15 @@
 #include "worker_runtime/preflight/device_check.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <charconv>
-#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <poll.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -42,14 +42,6 @@ constexpr Kind kGemm{&DeviceCheck::gemm, "GEMM", "TFLOP/s", 1e12};
 constexpr Kind kCpuGemm{&DeviceCheck::gemm, "GEMM", "GFLOP/s", 1e9};
 constexpr Kind kCopy{&DeviceCheck::copy, "memory copies", "GiB/s", kGiB};
 constexpr Kind kReduce{&DeviceCheck::reduce, "all-reduce", "GiB/s", kGiB};
-
-std::optional<double> parse_speed(std::string_view text) {
-  double out = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  if (!std::isfinite(out) || out <= 0 || out > 1e21) return std::nullopt;
-  return out;
-}
 
 const Kind& gemm_of(std::span<const DeviceCheck> checks) {
   return !checks.empty() && checks.front().is_gpu ? kGemm : kCpuGemm;
@@ -92,47 +84,13 @@ void judge_speed(std::span<const DeviceCheck> checks, const Kind& kind, std::vec
 }
 
 std::string end_text(const DeviceCheck& check) {
-  const std::string step = check.step.empty() ? "before its first step" : "in " + check.step;
+  const std::string step = check.step.empty() ? "before its first step" : "in " + std::string(check.step);
   if (check.signal != 0)
     return fmt::format("{}: the check died {} (SIG{})", check.name, step, ::sigabbrev_np(check.signal));
   return fmt::format("{}: the check ended {} (exit status {})", check.name, step, check.exit_code);
 }
 
 }  // namespace
-
-void read_line(DeviceCheck& check, std::string_view line) {
-  const auto space = line.find(' ');
-  const std::string_view word = line.substr(0, space);
-  const std::string_view value =
-      space == std::string_view::npos ? std::string_view() : line.substr(space + 1);
-  const auto refuse = [&] {
-    if (check.error.empty()) check.error = fmt::format("unexpected output: {}", one_line(line, 80));
-  };
-  const auto take_speed = [&](Speed to) {
-    check.*to = parse_speed(value);
-    if (!(check.*to)) refuse();
-  };
-  if (word == "at") {
-    check.step = one_line(value, 80);
-  } else if (word == "copy") {
-    take_speed(&DeviceCheck::copy);
-  } else if (word == "gemm") {
-    take_speed(&DeviceCheck::gemm);
-  } else if (word == "reduce") {
-    take_speed(&DeviceCheck::reduce);
-  } else if (word == "ready") {
-    std::uint16_t port = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), port);
-    if (error != std::errc{} || end != value.data() + value.size() || value.empty()) return refuse();
-    check.ready = port;
-  } else if (word == "bad") {
-    if (check.error.empty()) check.error = one_line(value, kMostText);
-  } else if (word == "done") {
-    check.done = true;
-  } else {
-    refuse();
-  }
-}
 
 bool has_failed(const DeviceCheck& check) {
   return !check.error.empty() || check.end == End::kLate || (check.end == End::kEnded && !check.done);
@@ -195,7 +153,6 @@ std::string speeds_text(std::span<const DeviceCheck> checks) {
 
 namespace {
 
-constexpr std::size_t kMostBytes = 65536;        // of what one process may write
 constexpr std::chrono::seconds kKillTimeout{5};  // for SIGKILL to end a process
 // What is left of an all-reduce when one of its processes has ended.
 constexpr std::chrono::seconds kAfterFailure{3};
@@ -204,9 +161,7 @@ struct Child {
   DeviceCheck check;
   pid_t pid = 0;
   UniqueFd process;  // pidfd
-  UniqueFd socket;   // its stdin and stdout
-  std::string pending;
-  std::size_t read_bytes = 0;
+  UniqueFd socket;
 };
 
 /// False: the deadline came first.
@@ -231,14 +186,24 @@ class Runner {
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
-  void start(const std::string& program, const DeviceProcess& device) {
+  void start(const DeviceProcess& device) {
     Child& child = children_.emplace_back();
     child.check.name = device.name;
     child.check.is_gpu = device.is_gpu;
-    if (const int error = spawn(program, device, child); error != 0) {
-      child.check.error = fmt::format("{} cannot be started: {}", program, std::strerror(error));
-      child.check.end = End::kEnded;
+    int ends[2];
+    const pid_t parent = ::getpid();
+    const bool connected = ::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0;
+    child.pid = connected ? ::fork() : -1;
+    if (connected) {
+      child.socket.reset(ends[0]);
+      const UniqueFd theirs(ends[1]);
+      if (child.pid == 0) run_child(parent, theirs.get(), device);
     }
+    if (child.pid > 0) child.process.reset(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U)));
+    if (child.process) return;
+    child.check.error = fmt::format("its process cannot be started: {}", std::strerror(errno));
+    child.check.end = End::kEnded;
+    child.socket.reset();
   }
 
   std::vector<DeviceCheck> run() {
@@ -258,32 +223,14 @@ class Runner {
   }
 
  private:
-  /// 0, or the error's number.
-  static int spawn(const std::string& program, const DeviceProcess& device, Child& child) {
-    int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return errno;
-    child.socket = UniqueFd(ends[0]);
-    const UniqueFd theirs(ends[1]);
-    std::vector<std::string> words{program};
-    words.insert(words.end(), device.arguments.begin(), device.arguments.end());
-    std::vector<char*> arguments;
-    arguments.reserve(words.size() + 1);
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    posix_spawn_file_actions_t files;
-    ::posix_spawn_file_actions_init(&files);
-    ::posix_spawn_file_actions_adddup2(&files, theirs.get(), STDIN_FILENO);
-    ::posix_spawn_file_actions_adddup2(&files, theirs.get(), STDOUT_FILENO);
-    const int error =
-        ::posix_spawn(&child.pid, program.c_str(), &files, nullptr, arguments.data(), ::environ);
-    ::posix_spawn_file_actions_destroy(&files);
-    if (error != 0) {
-      child.pid = 0;
-      child.socket.reset();
-      return error;
-    }
-    child.process = UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U)));
-    return 0;
+  [[noreturn]] static void run_child(pid_t parent, int socket, const DeviceProcess& device) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
+    ::dup2(STDERR_FILENO, STDOUT_FILENO);  // a library may print there, which is the launcher's to read
+    DeviceLink link(socket);
+    const auto done = device.work(link);
+    if (!done) link.send(done.error().message);
+    ::_exit(done ? 0 : 1);
   }
 
   template <class Holds>
@@ -311,10 +258,9 @@ class Runner {
     }
     if (!together_ && all([](const Child& child) { return child.check.ready.has_value(); })) {
       together_ = true;
-      const std::string text = fmt::format("go {}\n", *children_.front().check.ready);
+      const std::uint16_t port = *children_.front().check.ready;
       for (const Child& child : children_)
-        if (child.socket)
-          (void)::send(child.socket.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (child.socket) (void)::send(child.socket.get(), &port, sizeof port, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
     if (together_ && !dismissed_ && all([](const Child& child) { return child.check.done; })) dismiss_all();
   }
@@ -339,18 +285,13 @@ class Runner {
   }
 
   void read_from(Child& child) {
-    char block[4096];
-    const ssize_t n = retry_eintr([&] { return ::read(child.socket.get(), block, sizeof block); });
-    if (n <= 0) return take_end(child);
-    child.pending.append(block, static_cast<std::size_t>(n));
-    for (auto end = child.pending.find('\n'); end != std::string::npos; end = child.pending.find('\n')) {
-      read_line(child.check, std::string_view(child.pending).substr(0, end));
-      child.pending.erase(0, end + 1);
-    }
-    child.read_bytes += static_cast<std::size_t>(n);
-    if (child.read_bytes <= kMostBytes) return;
-    child.check.error = "more output than muster-preflight ever writes";
-    child.socket.reset();
+    Report report;
+    char error[kMostText];
+    const std::array<iovec, 2> parts{{{&report, sizeof report}, {error, sizeof error}}};
+    const ssize_t n = retry_eintr([&] { return ::readv(child.socket.get(), parts.data(), parts.size()); });
+    if (n < static_cast<ssize_t>(sizeof report)) return take_end(child);
+    static_cast<Report&>(child.check) = report;
+    child.check.error.assign(error, static_cast<std::size_t>(n) - sizeof report);
   }
 
   /// The process has closed its end; it may still be dying.
@@ -374,10 +315,23 @@ class Runner {
 
 }  // namespace
 
-std::vector<DeviceCheck> run_checks(const std::string& program, std::span<const DeviceProcess> devices,
+void DeviceLink::send(std::string_view error) {
+  const std::string text = one_line(error, kMostText);
+  const std::array<iovec, 2> parts{
+      {{&report, sizeof report}, {const_cast<char*>(text.data()), std::min(text.size(), kMostText)}}};
+  (void)::writev(socket_, parts.data(), parts.size());
+}
+
+std::uint16_t DeviceLink::wait_to_go() {
+  std::uint16_t port = 0;
+  (void)retry_eintr([&] { return ::read(socket_, &port, sizeof port); });
+  return port;
+}
+
+std::vector<DeviceCheck> run_checks(std::span<const DeviceProcess> devices,
                                     std::chrono::milliseconds timeout) {
   Runner runner(SteadyClock::now() + timeout);
-  for (const DeviceProcess& device : devices) runner.start(program, device);
+  for (const DeviceProcess& device : devices) runner.start(device);
   return runner.run();
 }
 

@@ -280,18 +280,6 @@ TEST_CASE("a shared-memory group across hosts is refused on every rank") {
   for (const auto& outcome : outcomes) REQUIRE_THAT(outcome.text, Catch::Contains("on 2 hosts"));
 }
 
-TEST_CASE("a segment in /dev/shm serves where no memfd can be opened, and leaves no name") {
-  const NamedSegments segments;
-  require_all_well(
-      run_world({.world_size = 3, .make_segment = segments.maker()}, [&](ProcessGroup& group) -> std::string {
-        const auto names = segments.names();
-        if (names.empty()) return "no segment had a name";
-        for (const std::string& name : names)
-          if (std::filesystem::exists(name)) return name;
-        return run_all(group, every_call_dtype_and_reduction(3), 8 * 20011 * 3);
-      }));
-}
-
 TEST_CASE("making and destroying groups leaves no descriptor and no memory behind") {
   const TemporaryDirectory directory;
   const auto outcomes = run_ranks({.world_size = 2}, [&](int rank) -> std::string {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the other ranks learn when one of them disagrees, dies, stops or leaves. Real processes and signals.
 #include <csignal>
-#include <filesystem>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -372,23 +371,4 @@ TEST_CASE("an argument error is found before anything is sent and leaves the gro
     const auto done = group.barrier();
     return done ? "" : done.error().message;
   }));
-}
-
-TEST_CASE("killing every rank leaves nothing in /dev/shm") {
-  const NamedSegments segments;
-  const auto outcomes =
-      run_world({.world_size = 3, .make_segment = segments.maker()}, [&](ProcessGroup& group) {
-        (void)group.allocate(1 << 20);
-        (void)group.barrier();
-        ::raise(SIGKILL);
-        return std::string();
-      });
-  for (const RankOutcome& outcome : outcomes) REQUIRE(WIFSIGNALED(outcome.status));
-  const auto names = segments.names();
-  REQUIRE(names.size() >= 2);  // the group's own, and what was allocated
-  for (const std::string& name : names) {
-    CAPTURE(name);
-    REQUIRE(name.starts_with("/dev/shm/muster-"));
-    REQUIRE_FALSE(std::filesystem::exists(name));
-  }
 }

@@ -35,7 +35,7 @@ struct Product {
     const auto at = [](const void* values, const cublasLtMatrixLayoutOpaque_t& m, cublasOperation_t op,
                        std::int64_t row, std::int64_t column) {
       const std::int64_t i = op == CUBLAS_OP_N ? row + column * m.ld : column + row * m.ld;
-      return muster::nn::load_as_float(values, dtype_of(m), i);
+      return muster::nn::load<1>(values, dtype_of(m), i).v[0];
     };
     const std::int64_t inner = columns_of(a, desc.a);
     for (std::int64_t column = 0; column < d.columns; ++column)
@@ -44,15 +44,15 @@ struct Product {
         for (std::int64_t k = 0; k < inner; ++k)
           sum += at(x, a, desc.a, row, k) * at(y, b, desc.b, k, column);
         if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS || desc.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS)
-          sum += muster::nn::load_as_float(desc.bias, dtype_of(d), row);
+          sum += muster::nn::load<1>(desc.bias, dtype_of(d), row).v[0];
         if (desc.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS && sum < 0) sum = 0;
-        muster::nn::store_float(out, dtype_of(d), row + column * d.ld, sum);
+        muster::nn::store<1>(out, dtype_of(d), row + column * d.ld, {{sum}});
       }
     if (desc.epilogue != CUBLASLT_EPILOGUE_BGRADB) return;
     for (std::int64_t column = 0; column < d.columns; ++column) {
       float sum = 0;
       for (std::int64_t k = 0; k < inner; ++k) sum += at(y, b, desc.b, k, column);
-      muster::nn::store_float(desc.bias, dtype_of(d), column, sum);
+      muster::nn::store<1>(desc.bias, dtype_of(d), column, {{sum}});
     }
   }
 };

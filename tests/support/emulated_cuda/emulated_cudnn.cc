@@ -77,7 +77,7 @@ struct Tensor {
     return a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
   }
   [[nodiscard]] float load(const void* from, std::int64_t i) const {
-    return muster::nn::load_as_float(from, dtype, i);
+    return muster::nn::load<1>(from, dtype, i).v[0];
   }
   std::vector<std::int64_t> dims, strides;
   std::int64_t id, alignment;
@@ -145,7 +145,7 @@ struct Convolution {
                     sums[static_cast<std::size_t>(of_w)] += y.load(y_at, of_y) * x.load(x_at, of_x);
                 }
     for (std::size_t i = 0; i < sums.size(); ++i)
-      muster::nn::store_float(to, result.dtype, static_cast<std::int64_t>(i), sums[i]);
+      muster::nn::store<1>(to, result.dtype, static_cast<std::int64_t>(i), {{sums[i]}});
   }
   cudnnBackendDescriptorType_t pass;
   Tensor x, w, y;

@@ -22,13 +22,14 @@ class OneMapping {
  public:
   explicit OneMapping(std::size_t members) : requests_(members, 0) {}
 
-  Result<std::shared_ptr<ShmSegment>> make(const SegmentRequest& request) {
+  Result<ShmSegment> make(const SegmentRequest& request) {
     const std::lock_guard lock(mutex_);
     const std::size_t index = requests_[static_cast<std::size_t>(request.member)]++;
     if (index == segments_.size()) {
       void* base = ::mmap(nullptr, request.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
       if (base == MAP_FAILED) return fail(ErrorCode::kExhausted, "mmap");
-      segments_.push_back(std::make_shared<ShmSegment>(base, request.size));
+      segments_.emplace_back(static_cast<std::byte*>(base),
+                             [size = request.size](std::byte* memory) { ::munmap(memory, size); });
     }
     return segments_[index];
   }
@@ -36,7 +37,7 @@ class OneMapping {
  private:
   std::mutex mutex_;
   std::vector<std::size_t> requests_;
-  std::vector<std::shared_ptr<ShmSegment>> segments_;
+  std::vector<ShmSegment> segments_;
 };
 
 /// Runs body(group) in a thread per member and returns what each said.

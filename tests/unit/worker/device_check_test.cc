@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/preflight/device_check.h"
 
+#include <csignal>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/support/catch.h"
+#include "worker_runtime/device/device.h"
+#include "worker_runtime/preflight/device_work.h"
 
 using namespace muster;
 using namespace muster::preflight;
@@ -53,52 +57,52 @@ DeviceCheck with_end(DeviceCheck check, const std::string& step, End end, bool w
   return check;
 }
 
-/// A shell stands for muster-preflight.
-struct Fakes {
-  std::string program = "/bin/sh";
+using CheckWork = std::function<Result<void>(DeviceLink&)>;
+
+std::vector<std::string> run(const std::vector<CheckWork>& works, std::chrono::milliseconds timeout = 60s) {
   std::vector<DeviceProcess> devices;
+  for (const CheckWork& work : works)
+    devices.push_back({"GPU " + std::to_string(devices.size()), true, work});
+  std::vector<std::string> out;
+  for (const Finding& finding : judge(run_checks(devices, timeout), timeout)) out.push_back(finding.text);
+  return out;
+}
 
-  void add(const std::string& script) {
-    devices.push_back({"GPU " + std::to_string(devices.size()), true, {"-c", script}});
-  }
-  std::vector<std::string> run(std::chrono::milliseconds timeout = 60s) {
-    std::vector<std::string> out;
-    for (const Finding& finding : judge(run_checks(program, devices, timeout), timeout))
-      out.push_back(finding.text);
-    return out;
-  }
-};
+void begin(DeviceLink& link, std::string_view step) {
+  link.report.step = step;
+  link.send();
+}
 
-constexpr const char* kGood =
-    "echo at the GEMM; echo gemm 1000; echo ready 77; read word port; [ \"$word $port\" = \"go 77\" ] || "
-    "exit 9;"
-    "echo at the all-reduce; echo reduce 5; echo done; read end; exit 0";
-// Without the others there is no port.
-constexpr const char* kPatient =
-    "echo at the GEMM; echo gemm 1000; echo ready 77; read word port; echo done; exit 0";
+/// The port that it is to go on with.
+std::uint16_t wait_for_others(DeviceLink& link, std::uint16_t port) {
+  link.report.ready = port;
+  link.send();
+  return link.wait_to_go();
+}
+
+Result<void> good(DeviceLink& link) {
+  begin(link, "the GEMM");
+  link.report.gemm = 1000;
+  if (wait_for_others(link, 77) != 77) ::_exit(9);
+  begin(link, "the all-reduce");
+  link.report.reduce = 5;
+  link.report.done = true;
+  link.send();
+  (void)link.wait_to_go();
+  return {};
+}
+
+/// Without the others there is no port.
+Result<void> patient(DeviceLink& link) {
+  begin(link, "the GEMM");
+  link.report.gemm = 1000;
+  if (wait_for_others(link, 77) != 0) ::_exit(9);
+  link.report.done = true;
+  link.send();
+  return {};
+}
 
 }  // namespace
-
-TEST_CASE("what a check says is read word by word, and anything else is an error") {
-  DeviceCheck check;
-  for (const char* line :
-       {"at the GEMM", "copy 1073741824", "gemm 6.1e13", "ready 4711", "reduce 12", "done "})
-    read_line(check, line);
-  REQUIRE(check.step == "the GEMM");
-  REQUIRE(check.copy == 1073741824.0);
-  REQUIRE(check.gemm == 6.1e13);
-  REQUIRE(check.ready == 4711);
-  REQUIRE(check.done);
-  REQUIRE(check.error.empty());
-  for (const char* line : {"", "gemm", "gemm x", "gemm -1", "gemm nan", "gemm 1e300", "copy 0", "ready 70000",
-                           "ready", "Segmentation fault"}) {
-    DeviceCheck other;
-    read_line(other, line);
-    REQUIRE_FALSE(other.error.empty());
-  }
-  read_line(check, "bad the GEMM's result is wrong in 3 of 512 rows");
-  REQUIRE(check.error == "the GEMM's result is wrong in 3 of 512 rows");
-}
 
 TEST_CASE("GPUs that keep up with their neighbours are fit, one that does not is named with the median") {
   REQUIRE(judged({gpu(0, 640), gpu(1, 631), gpu(2, 645), gpu(3, 500)}).empty());
@@ -151,51 +155,70 @@ TEST_CASE("the figures of a node are one line") {
 }
 
 TEST_CASE("checks run together once each is through alone, and all end") {
-  Fakes fakes;
-  for (int i = 0; i < 3; ++i) fakes.add(kGood);
-  REQUIRE(fakes.run().empty());
+  REQUIRE(run({good, good, good}).empty());
 }
 
 TEST_CASE("a check that dies alone is named, and those that wait for it are let go") {
-  Fakes fakes;
-  fakes.add(kPatient);
-  fakes.add("echo at the GEMM; kill -SEGV $$");
-  fakes.add(kPatient);
-  REQUIRE(fakes.run() == std::vector<std::string>{"GPU 1: the check died in the GEMM (SIGSEGV)"});
+  const auto dies = [](DeviceLink& link) -> Result<void> {
+    begin(link, "the GEMM");
+    ::signal(SIGSEGV, SIG_DFL);
+    ::raise(SIGSEGV);
+    return {};
+  };
+  REQUIRE(run({patient, dies, patient}) ==
+          std::vector<std::string>{"GPU 1: the check died in the GEMM (SIGSEGV)"});
 }
 
 TEST_CASE("a check that hangs alone is named at the deadline, and ended") {
-  Fakes fakes;
-  fakes.add(kPatient);
-  fakes.add("echo at the start of CUDA; exec sleep 600");
-  REQUIRE(fakes.run(5s) == std::vector<std::string>{"GPU 1: the start of CUDA took more than 5 s"});
+  const auto hangs = [](DeviceLink& link) -> Result<void> {
+    begin(link, "the start of CUDA");
+    while (true) ::pause();
+  };
+  REQUIRE(run({patient, hangs}, 5s) ==
+          std::vector<std::string>{"GPU 1: the start of CUDA took more than 5 s"});
   REQUIRE(::waitpid(-1, nullptr, WNOHANG) == -1);  // no child is left
 }
 
-TEST_CASE("what a check finds wrong is its verdict, and nonsense is too") {
-  Fakes fakes;
-  fakes.add("echo at the GEMM; echo 'bad it is wrong'; exit 1");
-  REQUIRE(fakes.run() == std::vector<std::string>{"GPU 0: it is wrong"});
-  Fakes nonsense;
-  nonsense.add("echo hello; exit 0");
-  REQUIRE_THAT(nonsense.run().at(0), Catch::StartsWith("GPU 0: unexpected output: hello"));
-  Fakes endless;
-  endless.add("while :; do echo at 0123456789012345678901234567890123456789; done");
-  REQUIRE(endless.run() == std::vector<std::string>{"GPU 0: more output than muster-preflight ever writes"});
-  Fakes early;
-  early.add("exit 0");
-  REQUIRE(early.run() ==
+TEST_CASE("what a check finds wrong is its verdict, in one line of some length") {
+  const auto wrong = [](DeviceLink& link) -> Result<void> {
+    begin(link, "the GEMM");
+    return fail(ErrorCode::kCorrupt, "it is\nwrong" + std::string(1000, '!'));
+  };
+  REQUIRE_THAT(run({wrong}).at(0), Catch::StartsWith("GPU 0: it is wrong!!!"));
+  REQUIRE(run({wrong}).at(0).size() < 320);
+  const auto ends = [](DeviceLink&) -> Result<void> { return {}; };
+  REQUIRE(run({ends}) ==
           std::vector<std::string>{"GPU 0: the check ended before its first step (exit status 0)"});
-  Fakes missing;
-  missing.add("");
-  missing.program += "-not-there";
-  REQUIRE_THAT(missing.run().at(0), Catch::Contains("cannot be started: No such file"));
 }
 
 TEST_CASE("one that dies in the all-reduce is named, and what the others say of it is not") {
-  Fakes fakes;
-  fakes.add("echo ready 77; read go; echo at the all-reduce; echo 'bad rank 1 is gone'; exit 1");
-  fakes.add("echo ready 0; read go; echo at the all-reduce; kill -KILL $$");
-  fakes.add("echo ready 0; read go; echo at the all-reduce; read never");
-  REQUIRE(fakes.run() == std::vector<std::string>{"GPU 1: the check died in the all-reduce (SIGKILL)"});
+  const auto in_all_reduce = [](std::uint16_t port, const CheckWork& then) -> CheckWork {
+    return [=](DeviceLink& link) {
+      (void)wait_for_others(link, port);
+      begin(link, "the all-reduce");
+      return then(link);
+    };
+  };
+  REQUIRE(run({in_all_reduce(77, [](DeviceLink&) { return fail(ErrorCode::kPeerGone, "rank 1 is gone"); }),
+               in_all_reduce(0,
+                             [](DeviceLink&) -> Result<void> {
+                               ::raise(SIGKILL);
+                               return {};
+                             }),
+               in_all_reduce(0, [](DeviceLink& link) -> Result<void> {
+                 (void)link.wait_to_go();
+                 return {};
+               })}) == std::vector<std::string>{"GPU 1: the check died in the all-reduce (SIGKILL)"});
+}
+
+TEST_CASE("the CPU passes its checks, and a group of one rank reduces") {
+  const Compute compute = *make_compute(DeviceType::kCpu);
+  const auto copied = measure_copies(*compute);
+  REQUIRE_OK(copied);
+  REQUIRE(*copied > 0);
+  const auto multiplied = measure_gemm(*compute);
+  REQUIRE_OK(multiplied);
+  REQUIRE(*multiplied > 0);
+  const auto group = make_single_group();
+  REQUIRE_OK(measure_all_reduce(*compute, *group));
 }

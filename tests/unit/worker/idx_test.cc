@@ -22,17 +22,8 @@ std::string idx(const std::vector<std::uint32_t>& dims, const std::string& data)
   return out + data;
 }
 
-Result<IdxArray> parse(std::string bytes, std::size_t max_bytes = kMaxIdxBytes) {
-  std::size_t at = 0;
-  return parse_idx(
-      "file",
-      [&](std::span<std::uint8_t> out) -> Result<std::size_t> {
-        const std::size_t n = std::min(out.size(), bytes.size() - at);
-        std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), n, out.begin());
-        at += n;
-        return n;
-      },
-      max_bytes);
+Result<IdxArray> parse(const std::string& bytes, std::size_t max_bytes = kMaxIdxBytes) {
+  return parse_idx("file", {bytes.begin(), bytes.end()}, max_bytes);
 }
 
 void write(const std::string& path, const std::string& bytes) {

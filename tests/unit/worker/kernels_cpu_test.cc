@@ -235,7 +235,7 @@ TEST_CASE("the CPU pooling gives the reference's bits at every width, window and
         Floats y(num_y), dx(x.size());
         std::vector<std::uint8_t> argmax(num_y);
         for (std::size_t i = 0; i < num_y; ++i) {
-          nn::max_pool_elements(s, x.data(), y.data(), argmax.data(), static_cast<std::int64_t>(i));
+          nn::MaxPoolForward<float>{s, x.data(), y.data(), argmax.data()}.at<1>(static_cast<std::int64_t>(i));
           const int at = static_cast<int>(i), row = at / s.out_width % s.out_height,
                     column = at % s.out_width;
           if (const int place = argmax[i]; place != nn::kNoWinner)

@@ -91,42 +91,44 @@ TEST_CASE("hostile headers are refused with what is wrong") {
   const std::string u8 = R"("dtype":"U8","shape":[1],"data_offsets":)";
   REQUIRE_THAT(error_of(""), Contains("does not start with '{'"));
   REQUIRE_THAT(error_of(" {}"), Contains("does not start with '{'"));
-  REQUIRE_THAT(error_of("{"), Contains("not JSON at byte"));
-  REQUIRE_THAT(error_of("{}x"), Contains("not JSON at byte"));
-  REQUIRE_THAT(error_of(R"({"a":1})"), Contains("at 'a': a number where none belongs"));
-  REQUIRE_THAT(error_of(R"({"a":[]})"), Contains("an array where none belongs"));
-  REQUIRE_THAT(error_of(R"({"a":{}})"), Contains("it lacks dtype, shape or data_offsets"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1],\"x\":1}}", "x"), Contains("unknown or repeated key 'x'"));
+  REQUIRE_THAT(error_of("{"), Contains("not JSON"));
+  REQUIRE_THAT(error_of("{}x"), Contains("not JSON"));
+  REQUIRE_THAT(error_of(R"({"a":1})"), Contains("at 'a': it is no object"));
+  REQUIRE_THAT(error_of(R"({"a":[]})"), Contains("it is no object"));
+  REQUIRE_THAT(error_of(R"({"a":{}})"), Contains("it must have dtype, shape and data_offsets"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1],\"x\":1}}", "x"), Contains("and nothing else"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1],\"dtype\":\"U8\"}}", "x"),
-               Contains("unknown or repeated key 'dtype'"));
+               Contains("'dtype' appears twice"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0]}}", "x"), Contains("two numbers"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1,2]}}", "x"), Contains("a number where none belongs"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[-1,0]}}", "x"), Contains("a negative number"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1.0]}}", "x"), Contains("a fractional number"));
-  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,18446744073709551616]}}", "x"),
-               Contains("a fractional number"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1,2]}}", "x"), Contains("two numbers"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[-1,0]}}", "x"), Contains("none below 0"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1.0]}}", "x"), Contains("whole numbers"));
+  REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,18446744073709551616]}}", "x"), Contains("whole numbers"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[1,0]}}", "x"), Contains("ends before it begins"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,18446744073709551615]}}", "x"), Contains("ends at byte"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[1,2]}}", "xy"), Contains("a hole in front"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1]},\"b\":{" + u8 + "[0,1]}}", "x"), Contains("overlaps"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,1]},\"a\":{" + u8 + "[1,2]}}", "xy"),
-               Contains("the name 'a' appears twice"));
+               Contains("'a' appears twice"));
   REQUIRE_THAT(error_of("{\"a\":{" + u8 + "[0,2]}}", "xy"),
                Contains("its shape needs 1 bytes, its data has 2"));
   REQUIRE_THAT(error_of(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,1]}})", "x"),
-               Contains("unknown dtype 'F99'"));
+               Contains("unknown dtype \"F99\""));
   REQUIRE_THAT(error_of(R"({"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]}})"),
                Contains("its shape is too large"));
   REQUIRE_THAT(error_of(R"({"a":{"dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,0]}})"),
                Contains("its shape is too large"));
-  REQUIRE_THAT(error_of(R"({"__metadata__":{"a":1}})"), Contains("a number where none belongs"));
+  REQUIRE_THAT(error_of(R"({"__metadata__":{"a":1}})"), Contains("metadata must be text"));
   REQUIRE_THAT(error_of(R"({"__metadata__":{"a":"1","a":"2"}})"), Contains("appears twice"));
-  REQUIRE_THAT(error_of(R"({"__metadata__":{"a":{}}})"), Contains("an object where none belongs"));
-  REQUIRE_THAT(error_of("{\"a\\nb\":null}"), Contains("null"));
+  REQUIRE_THAT(error_of(R"({"__metadata__":{"a":{}}})"), Contains("metadata must be text"));
+  REQUIRE_THAT(error_of("{\"a\\nb\":null}"), Contains("it is no object"));
 }
 
-TEST_CASE("deep nesting is refused at once") {
-  REQUIRE_THAT(error_of("{\"a\":" + std::string(1'000'000, '[')), Contains("an array where none belongs"));
+TEST_CASE("deep nesting and long lists are refused at once") {
+  REQUIRE_THAT(error_of("{\"a\":" + std::string(1'000'000, '[')), Contains("nested too deeply"));
+  std::string ones(2'000'000, '1');
+  for (std::size_t i = 1; i < ones.size(); i += 2) ones[i] = ',';
+  REQUIRE_THAT(error_of("{\"a\":{\"shape\":[" + ones + "1]}}"), Contains("a list is too long"));
 }
 
 TEST_CASE("an empty set of tensors and a header padded with spaces are valid") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/device/cuda/cuda_device.h"
 
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -26,6 +27,138 @@ std::shared_ptr<const Library> opened(Result<std::unique_ptr<Library>> library, 
   });
   return nullptr;
 }
+
+/// A stream, and events for each slot.
+class CudaCopyStream final : public CopyStream {
+ public:
+  CudaCopyStream(int device, cudaStream_t main) : device_(device), main_(main) {}
+  ~CudaCopyStream() override {
+    (void)cudaSetDevice(device_);
+    if (stream_ != nullptr) (void)cudaStreamSynchronize(stream_);
+    for (const auto& events : {copied_, released_})
+      for (cudaEvent_t event : events)
+        if (event != nullptr) (void)cudaEventDestroy(event);
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+
+  Result<void> start() {
+    MUSTER_OK(select(device_));
+    MUSTER_OK(called(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"));
+    for (auto* const events : {&copied_, &released_})
+      for (cudaEvent_t& event : *events)
+        MUSTER_OK(called(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
+                         "cudaEventCreate"));
+    return {};
+  }
+
+  Result<void> copy(std::size_t slot, void* device, const void* host, std::size_t size_bytes) override {
+    MUSTER_OK(select(device_));
+    MUSTER_OK(called(cudaStreamWaitEvent(stream_, released_[slot], 0), "cudaStreamWaitEvent"));
+    MUSTER_OK(called(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream_),
+                     "copy of a batch to the GPU"));
+    MUSTER_OK(called(cudaEventRecord(copied_[slot], stream_), "cudaEventRecord"));
+    return called(cudaStreamWaitEvent(main_, copied_[slot], 0), "cudaStreamWaitEvent");
+  }
+  Result<void> release(std::size_t slot) override {
+    return called(cudaEventRecord(released_[slot], main_), "cudaEventRecord");
+  }
+  Result<void> wait(std::size_t slot) override {
+    return called(cudaEventSynchronize(copied_[slot]), "cudaEventSynchronize");
+  }
+
+ private:
+  Result<void> called(cudaError_t result, std::string_view call) const {
+    return check(result, call, device_);
+  }
+
+  int device_;
+  cudaStream_t main_, stream_ = nullptr;
+  std::array<cudaEvent_t, kSlots> copied_{}, released_{};
+};
+
+/// Each slot is an instantiated graph. `noted`: where the kernels, whose calls return nothing, keep their
+/// first error; one made while recording is the recording's and is taken from there, for the step can still
+/// be called.
+class CudaStepRecorder final : public StepRecorder {
+ public:
+  CudaStepRecorder(int device, cudaStream_t stream, Result<void>& noted)
+      : device_(device), stream_(stream), noted_(noted) {}
+  ~CudaStepRecorder() override {
+    for (std::size_t slot = 0; slot < graphs_.size(); ++slot) drop(slot);
+    for (cudaEvent_t mark : marks_)
+      if (mark != nullptr) (void)cudaEventDestroy(mark);
+  }
+
+  Result<void> record(std::size_t slot, const Step& step) override {
+    if (!noted_) return noted_;  // of an earlier call: not the recording's to forget
+    drop(slot);
+    MUSTER_OK(select(device_));
+    Result<void> result = capture(slot, step);
+    if (!result) {
+      drop(slot);
+      (void)cudaGetLastError();
+    }
+    return result;
+  }
+
+  Result<void> replay(std::size_t slot) override {
+    MUSTER_OK(select(device_));
+    return check(cudaGraphLaunch(graphs_[slot], stream_), "cudaGraphLaunch");
+  }
+
+  Result<void> mark(std::size_t which) override {
+    MUSTER_OK(select(device_));
+    // The waiting thread sleeps: the communication thread needs the core.
+    if (marks_[which] == nullptr)
+      MUSTER_OK(
+          check(cudaEventCreateWithFlags(&marks_[which], cudaEventDisableTiming | cudaEventBlockingSync),
+                "cudaEventCreate"));
+    return check(cudaEventRecord(marks_[which], stream_), "cudaEventRecord");
+  }
+
+  Result<void> wait(std::size_t which) override {
+    return check(cudaEventSynchronize(marks_[which]), "cudaEventSynchronize");
+  }
+
+  void drop(std::size_t slot) override {
+    // The driver keeps a graph that still runs until it has finished.
+    if (graphs_[slot] != nullptr) (void)cudaGraphExecDestroy(graphs_[slot]);
+    graphs_[slot] = nullptr;
+  }
+
+ private:
+  Result<void> capture(std::size_t slot, const Step& step) {
+    // Thread-local: what other threads do meanwhile (the comm thread asks for events) neither fails nor
+    // disturbs.
+    MUSTER_OK(
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
+    Result<void> stepped = step();
+    cudaGraph_t graph = nullptr;
+    // Always ended, also after an error: a stream left capturing takes no more work.
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+    // A kernel that cannot be captured makes the calls after it fail: its error says most.
+    Result<void> result = std::exchange(noted_, Result<void>{});
+    if (result) result = !stepped ? std::move(stepped) : check(ended, "cudaStreamEndCapture");
+    // With the priorities of the streams that were captured: NCCL's is high (nccl_cuda_device.cc).
+    if (result)
+      result = check(cudaGraphInstantiate(&graphs_[slot], graph, cudaGraphInstantiateFlagUseNodePriority),
+                     "cudaGraphInstantiate");
+    if (graph != nullptr) (void)cudaGraphDestroy(graph);
+    MUSTER_OK(std::move(result));
+    // The first launch would do this; here it does not delay a step that is timed.
+    return check(cudaGraphUpload(graphs_[slot], stream_), "cudaGraphUpload");
+  }
+
+  Result<void> check(cudaError_t result, std::string_view call) const {
+    return muster::cuda::check(result, call, device_);
+  }
+
+  int device_;
+  cudaStream_t stream_;
+  Result<void>& noted_;
+  std::array<cudaGraphExec_t, kSlots> graphs_{};
+  std::array<cudaEvent_t, 2> marks_{};
+};
 
 }  // namespace
 
@@ -113,7 +246,13 @@ Result<void> CudaDevice::synchronize() {
 }
 
 std::unique_ptr<StepRecorder> CudaDevice::make_step_recorder() {
-  return make_cuda_step_recorder(index_, stream_, first_error_);
+  return std::make_unique<CudaStepRecorder>(index_, stream_, first_error_);
+}
+
+Result<std::unique_ptr<CopyStream>> CudaDevice::make_copy_stream() {
+  auto made = std::make_unique<CudaCopyStream>(index_, stream_);
+  MUSTER_OK(made->start());
+  return made;
 }
 
 cudaStream_t CudaDevice::selected() {

@@ -71,10 +71,4 @@ class CudaDevice final : public Device {
   Result<void> first_error_;
 };
 
-/// The StepRecorder of a stream of GPU `device`: each slot is an instantiated graph. `noted`: where the
-/// kernels, whose calls return nothing, keep their first error; one made while recording is the recording's
-/// and is taken from there, for the step can still be called.
-[[nodiscard]] std::unique_ptr<StepRecorder> make_cuda_step_recorder(int device, cudaStream_t stream,
-                                                                    Result<void>& noted);
-
 }  // namespace muster::cuda

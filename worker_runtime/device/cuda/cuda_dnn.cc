@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/device/cuda/cuda_dnn.h"
 
-#include <utility>
-
 #include "worker_runtime/core/shared_library.h"
 
 namespace muster::cuda {
@@ -47,37 +45,27 @@ Result<void> CudaDnn::check(cudnnStatus_t status, std::string_view call) const {
 }
 
 Result<DnnDescriptor> DnnDescriptor::make(const CudaDnn& dnn, cudnnBackendDescriptorType_t type) {
+  cudnnBackendDescriptor_t raw = nullptr;
+  MUSTER_OK(dnn.check(dnn.create_descriptor(type, &raw), "cudnnBackendCreateDescriptor"));
   DnnDescriptor descriptor;
   descriptor.dnn_ = &dnn;
-  MUSTER_OK(dnn.check(dnn.create_descriptor(type, &descriptor.raw_), "cudnnBackendCreateDescriptor"));
+  descriptor.raw_ = {raw, dnn.destroy_descriptor};
   return descriptor;
-}
-
-DnnDescriptor::DnnDescriptor(DnnDescriptor&& other) noexcept
-    : dnn_(other.dnn_), raw_(std::exchange(other.raw_, nullptr)) {}
-
-DnnDescriptor& DnnDescriptor::operator=(DnnDescriptor&& other) noexcept {
-  std::swap(dnn_, other.dnn_);
-  std::swap(raw_, other.raw_);
-  return *this;
-}
-
-DnnDescriptor::~DnnDescriptor() {
-  if (raw_ != nullptr) dnn_->destroy_descriptor(raw_);
 }
 
 Result<void> DnnDescriptor::set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                                 std::int64_t count, const void* values) {
-  return dnn_->check(dnn_->set_attribute(raw_, name, type, count, values),
+  return dnn_->check(dnn_->set_attribute(get(), name, type, count, values),
                      "cudnnBackendSetAttribute " + std::to_string(static_cast<int>(name)));
 }
 
 Result<void> DnnDescriptor::set(cudnnBackendAttributeName_t name, const DnnDescriptor& descriptor) {
-  return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &descriptor.raw_);
+  const cudnnBackendDescriptor_t raw = descriptor.get();
+  return set(name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &raw);
 }
 
 Result<void> DnnDescriptor::finalize() {
-  return dnn_->check(dnn_->finalize(raw_), "cudnnBackendFinalize");
+  return dnn_->check(dnn_->finalize(get()), "cudnnBackendFinalize");
 }
 
 }  // namespace muster::cuda

@@ -48,20 +48,15 @@ class CudaDnn {
 class DnnDescriptor {
  public:
   [[nodiscard]] static Result<DnnDescriptor> make(const CudaDnn& dnn, cudnnBackendDescriptorType_t type);
-  DnnDescriptor() = default;
-  DnnDescriptor(DnnDescriptor&& other) noexcept;
-  DnnDescriptor& operator=(DnnDescriptor&& other) noexcept;
-  ~DnnDescriptor();
-
   [[nodiscard]] Result<void> set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                                  std::int64_t count, const void* values);
   [[nodiscard]] Result<void> set(cudnnBackendAttributeName_t name, const DnnDescriptor& descriptor);
   [[nodiscard]] Result<void> finalize();
-  [[nodiscard]] cudnnBackendDescriptor_t get() const { return raw_; }
+  [[nodiscard]] cudnnBackendDescriptor_t get() const { return raw_.get(); }
 
  private:
   const CudaDnn* dnn_ = nullptr;
-  cudnnBackendDescriptor_t raw_ = nullptr;
+  std::unique_ptr<void, decltype(&::cudnnBackendDestroyDescriptor)> raw_{nullptr, nullptr};
 };
 
 }  // namespace muster::cuda

@@ -4,7 +4,6 @@
 // program starts without one and every call then says so. Thread-safe.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include <cuda_runtime_api.h>

@@ -17,8 +17,7 @@ target_compile_options(muster_cuda_kernels PRIVATE
 
 target_sources(muster_worker PRIVATE
   $<TARGET_OBJECTS:muster_cuda_kernels>
-  ${MUSTER_CUDA_DIR}/cuda_blas.cc ${MUSTER_CUDA_DIR}/cuda_copy_stream.cc ${MUSTER_CUDA_DIR}/cuda_device.cc
-  ${MUSTER_CUDA_DIR}/cuda_error.cc ${MUSTER_CUDA_DIR}/cuda_graph.cc)
+  ${MUSTER_CUDA_DIR}/cuda_blas.cc ${MUSTER_CUDA_DIR}/cuda_device.cc ${MUSTER_CUDA_DIR}/cuda_error.cc)
 target_link_libraries(muster_worker PRIVATE CUDA::cudart_static)
 
 find_path(MUSTER_CUDNN_INCLUDE cudnn_graph.h HINTS ${CUDAToolkit_INCLUDE_DIRS})

@@ -21,16 +21,11 @@ std::string_view name_of(ReduceOp op) {
   return kNames.at(static_cast<std::size_t>(op));
 }
 
-bool is_float(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat64 || dtype == DType::kFloat16 ||
-         dtype == DType::kBFloat16;
-}
-
 Result<void> check_reduction(std::string_view what, DType dtype, ReduceOp op) {
   if (dtype == DType::kUInt8)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} of U8: reductions take float types, I32 and I64", what));
-  if (op == ReduceOp::kAvg && !is_float(dtype))
+  if (op == ReduceOp::kAvg && (dtype == DType::kInt32 || dtype == DType::kInt64))
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} of {} with avg: averages take float types; use sum and divide", what,
                             to_string(dtype)));
@@ -60,27 +55,14 @@ Result<void> check_root(std::string_view what, int root, int world_size) {
 }
 
 std::string describe(const OpDescriptor& d) {
-  switch (d.kind) {
-    case OpKind::kBarrier:
-      return "barrier()";
-    case OpKind::kAllocate:
-      return fmt::format("allocate({} bytes)", d.count);
-    case OpKind::kBroadcast:
-      return fmt::format("broadcast({} x {}, root {})", to_string(d.dtype), d.count, d.root);
-    case OpKind::kAllGather:
-      return fmt::format("all_gather({} x {})", to_string(d.dtype), d.count);
-    case OpKind::kReduce:
-      return fmt::format("reduce({} x {}, {}, root {})", to_string(d.dtype), d.count, name_of(d.reduce),
-                         d.root);
-    case OpKind::kSend:
-    case OpKind::kRecv:
-      return fmt::format("{}({} x {}, {} rank {})", name_of(d.kind), to_string(d.dtype), d.count,
-                         d.kind == OpKind::kSend ? "to" : "from", d.root);
-    case OpKind::kAllReduce:
-    case OpKind::kReduceScatter:
-      break;
-  }
-  return fmt::format("{}({} x {}, {})", name_of(d.kind), to_string(d.dtype), d.count, name_of(d.reduce));
+  if (d.kind == OpKind::kBarrier) return "barrier()";
+  if (d.kind == OpKind::kAllocate) return fmt::format("allocate({} bytes)", d.count);
+  std::string text = fmt::format("{}({} x {}", name_of(d.kind), to_string(d.dtype), d.count);
+  if (d.kind == OpKind::kAllReduce || d.kind == OpKind::kReduceScatter || d.kind == OpKind::kReduce)
+    text += fmt::format(", {}", name_of(d.reduce));
+  const std::string_view peer = d.kind == OpKind::kSend ? "to rank" : "from rank";
+  if (d.root >= 0) text += fmt::format(", {} {}", is_point_to_point(d.kind) ? peer : "root", d.root);
+  return text + ")";
 }
 
 std::optional<std::string> find_mismatch(std::span<const OpDescriptor> descriptors,

@@ -16,9 +16,8 @@ void CpuGroup::abort(Error error) {
 }
 
 void CpuGroup::stop() {
-  queue_.cancel();
   // An operation that the comm thread is in waits for other ranks; the failure ends it within a moment.
-  if (queue_.busy())
+  if (queue_.cancel())
     abort(
         Error{ErrorCode::kCancelled, fmt::format("rank {} destroyed its group during an all_reduce", rank_)});
   queue_.join();

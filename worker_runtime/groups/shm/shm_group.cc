@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rules that make one barrier enough where there is one:
 // - A slot is used in turns of two. Use u+2 overwrites use u's slot, after the barrier of use u+1, to which a
-// member
-//   comes only when it has finished reading use u.
+//   member comes only when it has finished reading use u.
 // - An announcement is overwritten by the next but one, for the same reason.
 // - A transfer goes through the two halves of the sender's next slot, which nobody reads any more: the use
-// before
-//   the last one ended with the last barrier. The sender returns only when the receiver has taken everything.
+//   before the last one ended with the last barrier. The sender returns when the receiver has everything.
 // - Both sides of a transfer say what they call, and each reads the other's words before it touches data. A
-// member
-//   overwrites its words with those of its next transfer, when the other has read them.
+//   member overwrites its words with those of its next transfer, when the other has read them.
 #include "worker_runtime/groups/shm/shm_group.h"
 
 #include <algorithm>
@@ -99,65 +96,6 @@ struct ShmLayout {
 
 constexpr std::uint32_t kFailedBit = 1;  // of ShmHeader::phase
 
-/// ShmBarrier: the meeting point of an shm group's members, and where their failures are told.
-/// arrive_and_wait() spins for a moment, then sleeps on a futex that processes share (std::atomic::wait is
-/// private to a process in libstdc++). What was written before arriving is seen by everybody after the wait.
-/// While it sleeps it looks every 50 ms for members that ended; a failure or the last arrival wakes it at
-/// once. One thread at a time; tell_failure() from any thread.
-class ShmBarrier {
- public:
-  /// `header` and `members` lie in the shared segment, which outlives this. `me` indexes `members`.
-  ShmBarrier(ShmHeader& header, std::span<ShmMember> members, int me)
-      : header_(header), members_(members), me_(static_cast<std::size_t>(me)) {}
-
-  /// After the first barrier, when every member's line is filled in: opens the pidfds and decides about
-  /// spinning.
-  void watch_members();
-
-  /// kPeerGone, kTimeout with the ranks concerned, or the failure that another member told.
-  [[nodiscard]] Result<void> arrive_and_wait(Instant deadline, bool may_spin);
-
-  /// Waits until `ready()` holds of what `peer` stores; it counts changes() after each store.
-  template <class Ready>
-  [[nodiscard]] Result<void> wait_for(std::size_t peer, Instant deadline, bool may_spin, Ready ready);
-  void tell_change();
-
-  /// `peer` is in a collective that this member has not come to. (Who was not the last at a barrier may say
-  /// so only after the last has left it: then its word is one behind.)
-  [[nodiscard]] bool is_ahead(std::size_t peer) const {
-    return members_[peer].arrived.load(std::memory_order_acquire) == phase_ + 2;
-  }
-
-  /// Sets the failure that every member reports from now on, unless there is one.
-  void tell_failure(const Error& error);
-
-  /// Others that wait for this member learn that it does not come.
-  void leave();
-
- private:
-  [[nodiscard]] bool has_failed() const {
-    return (header_.phase.load(std::memory_order_acquire) & kFailedBit) != 0;
-  }
-  struct Words {
-    std::atomic<std::uint32_t>&changing, &sleepers;
-  };
-  /// Spins, then sleeps. `ready()` holds only after a change; `awaits(i)`: while member i has not done its
-  /// part.
-  template <class Ready, class Awaits>
-  [[nodiscard]] Result<void> wait(Words words, Instant deadline, bool may_spin, Ready ready, Awaits awaits);
-  [[nodiscard]] Error told_failure() const;
-  /// Members of whom both hold.
-  template <class Which, class Awaits>
-  std::string names_of(Which which, Awaits awaits) const;
-
-  ShmHeader& header_;
-  std::span<ShmMember> members_;
-  std::size_t me_;
-  std::uint32_t phase_ = 0;  // barriers this member has passed, times 2
-  bool spins_ = false;       // there is a core for every member
-  PeerWatch watch_;
-};
-
 constexpr Millis kLivenessInterval{50};
 // A sleep and a wake-up cost about 50 us between them on a virtual machine, so it pays to spin for that long.
 constexpr std::chrono::microseconds kSpin{50};
@@ -182,156 +120,198 @@ void futex_wake_all_shared(std::atomic<std::uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void ShmBarrier::watch_members() {
-  cpu_set_t all;
-  CPU_ZERO(&all);
-  const ShmMember& mine = members_[me_];
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    const ShmMember& other = members_[i];
-    CPU_OR(&all, &all, &other.cpus);
-    const bool visible = other.pid_namespace != 0 && other.pid_namespace == mine.pid_namespace;
-    if (visible && other.pid != mine.pid) watch_.add(static_cast<int>(i), static_cast<pid_t>(other.pid));
-  }
-  // The union, because a launcher may have bound each member to a core of its own.
-  spins_ = static_cast<std::size_t>(CPU_COUNT(&all)) >= members_.size();
-}
+/// ShmBarrier: the meeting point of an shm group's members, and where their failures are told.
+/// arrive_and_wait() spins for a moment, then sleeps on a futex that processes share (std::atomic::wait is
+/// private to a process in libstdc++). What was written before arriving is seen by everybody after the wait.
+/// While it sleeps it looks every 50 ms for members that ended; a failure or the last arrival wakes it at
+/// once. One thread at a time; tell_failure() from any thread.
+class ShmBarrier {
+ public:
+  /// `header` and `members` lie in the shared segment, which outlives this. `me` indexes `members`.
+  ShmBarrier(ShmHeader& header, std::span<ShmMember> members, int me)
+      : header_(header), members_(members), me_(static_cast<std::size_t>(me)) {}
 
-Result<void> ShmBarrier::arrive_and_wait(Instant deadline, bool may_spin) {
-  const std::uint32_t target = phase_ + 2;
-  const auto passed = [&](std::uint32_t word) { return (word & ~kFailedBit) == target; };
-  if (header_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == members_.size()) {
-    if (spins_)
-      members_[me_].cpu.store(static_cast<std::uint32_t>(::sched_getcpu()), std::memory_order_relaxed);
+  /// After the first barrier, when every member's line is filled in: opens the pidfds and decides about
+  /// spinning.
+  void watch_members() {
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    const ShmMember& mine = members_[me_];
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      const ShmMember& other = members_[i];
+      CPU_OR(&all, &all, &other.cpus);
+      const bool visible = other.pid_namespace != 0 && other.pid_namespace == mine.pid_namespace;
+      if (visible && other.pid != mine.pid) watch_.add(static_cast<int>(i), static_cast<pid_t>(other.pid));
+    }
+    // The union, because a launcher may have bound each member to a core of its own.
+    spins_ = static_cast<std::size_t>(CPU_COUNT(&all)) >= members_.size();
+  }
+
+  /// kPeerGone, kTimeout with the ranks concerned, or the failure that another member told.
+  [[nodiscard]] Result<void> arrive_and_wait(Instant deadline, bool may_spin) {
+    const std::uint32_t target = phase_ + 2;
+    const auto passed = [&](std::uint32_t word) { return (word & ~kFailedBit) == target; };
+    if (header_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == members_.size()) {
+      if (spins_)
+        members_[me_].cpu.store(static_cast<std::uint32_t>(::sched_getcpu()), std::memory_order_relaxed);
+      members_[me_].arrived.store(target, std::memory_order_release);
+      // Nobody arrives again before the phase moves on.
+      header_.arrived.store(0, std::memory_order_relaxed);
+      // Sequentially consistent, as the sleeper's two steps are: one of the two sees the other.
+      header_.phase.fetch_add(2, std::memory_order_seq_cst);
+      if (header_.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all_shared(header_.phase);
+      phase_ = target;
+      return {};
+    }
     members_[me_].arrived.store(target, std::memory_order_release);
-    // Nobody arrives again before the phase moves on.
-    header_.arrived.store(0, std::memory_order_relaxed);
-    // Sequentially consistent, as the sleeper's two steps are: one of the two sees the other.
-    header_.phase.fetch_add(2, std::memory_order_seq_cst);
-    if (header_.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all_shared(header_.phase);
+    MUSTER_OK(wait(
+        {header_.phase, header_.sleepers}, deadline, may_spin,
+        [&] { return passed(header_.phase.load(std::memory_order_acquire)); },
+        [&](std::size_t i) { return members_[i].arrived.load(std::memory_order_acquire) != target; }));
     phase_ = target;
     return {};
   }
-  members_[me_].arrived.store(target, std::memory_order_release);
-  MUSTER_OK(wait(
-      {header_.phase, header_.sleepers}, deadline, may_spin,
-      [&] { return passed(header_.phase.load(std::memory_order_acquire)); },
-      [&](std::size_t i) { return members_[i].arrived.load(std::memory_order_acquire) != target; }));
-  phase_ = target;
-  return {};
-}
 
-template <class Ready, class Awaits>
-Result<void> ShmBarrier::wait(Words words, Instant deadline, bool may_spin, Ready ready, Awaits awaits) {
-  if (may_spin && spins_) {
-    const auto cpu = static_cast<std::uint32_t>(::sched_getcpu());
-    members_[me_].cpu.store(cpu, std::memory_order_relaxed);
-    const auto is_here = [&](std::size_t i) {
-      return members_[i].cpu.load(std::memory_order_relaxed) == cpu;
-    };
-    const auto stop = SteadyClock::now() + kSpin;
-    do {
-      for (int i = 0; i < 32; ++i) {
-        if (ready()) return {};
-        pause_core();
+  /// Waits until `ready()` holds of what `peer` stores; it counts changes() after each store.
+  template <class Ready>
+  [[nodiscard]] Result<void> wait_for(std::size_t peer, Instant deadline, bool may_spin, Ready ready) {
+    return wait({members_[peer].changes, members_[peer].sleepers}, deadline, may_spin, ready,
+                [&](std::size_t i) { return i == peer && !ready(); });
+  }
+
+  void tell_change() {
+    ShmMember& mine = members_[me_];
+    // Sequentially consistent, as in arrive_and_wait().
+    mine.changes.fetch_add(1, std::memory_order_seq_cst);
+    if (mine.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all_shared(mine.changes);
+  }
+
+  /// `peer` is in a collective that this member has not come to. (Who was not the last at a barrier may say
+  /// so only after the last has left it: then its word is one behind.)
+  [[nodiscard]] bool is_ahead(std::size_t peer) const {
+    return members_[peer].arrived.load(std::memory_order_acquire) == phase_ + 2;
+  }
+
+  /// Sets the failure that every member reports from now on, unless there is one.
+  void tell_failure(const Error& error) {
+    std::uint32_t free = 0;
+    if (!header_.failure.taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) return;
+    header_.failure.code = static_cast<std::uint32_t>(error.code);
+    const std::size_t n = std::min(error.message.size(), sizeof header_.failure.text - 1);
+    std::memcpy(header_.failure.text, error.message.data(), n);
+    header_.failure.text[n] = '\0';
+    header_.phase.fetch_or(kFailedBit, std::memory_order_seq_cst);
+    futex_wake_all_shared(header_.phase);
+  }
+
+  /// Others that wait for this member learn that it does not come.
+  void leave() {
+    members_[me_].left.store(1, std::memory_order_release);
+    futex_wake_all_shared(header_.phase);
+  }
+
+ private:
+  [[nodiscard]] bool has_failed() const {
+    return (header_.phase.load(std::memory_order_acquire) & kFailedBit) != 0;
+  }
+
+  struct Words {
+    std::atomic<std::uint32_t>&changing, &sleepers;
+  };
+  /// Spins, then sleeps. `ready()` holds only after a change; `awaits(i)`: while member i has not done its
+  /// part.
+  template <class Ready, class Awaits>
+  [[nodiscard]] Result<void> wait(Words words, Instant deadline, bool may_spin, Ready ready, Awaits awaits) {
+    if (may_spin && spins_) {
+      const auto cpu = static_cast<std::uint32_t>(::sched_getcpu());
+      members_[me_].cpu.store(cpu, std::memory_order_relaxed);
+      const auto is_here = [&](std::size_t i) {
+        return members_[i].cpu.load(std::memory_order_relaxed) == cpu;
+      };
+      const auto stop = SteadyClock::now() + kSpin;
+      do {
+        for (int i = 0; i < 32; ++i) {
+          if (ready()) return {};
+          pause_core();
+        }
+        // The scheduler may have put a member that is missing on this very core, where it cannot run while we
+        // spin (seen on a loaded machine: every barrier took the whole spin).
+      } while (SteadyClock::now() < stop && names_of(is_here, awaits).empty());
+    }
+    while (true) {
+      words.sleepers.fetch_add(1, std::memory_order_seq_cst);
+      const std::uint32_t word = words.changing.load(std::memory_order_seq_cst);
+      const Millis left = std::min(time_left(deadline, SteadyClock::now()), kLivenessInterval);
+      if (!ready() && !has_failed() && left.count() > 0) futex_wait_shared(words.changing, word, left);
+      words.sleepers.fetch_sub(1, std::memory_order_relaxed);
+
+      if (ready()) return {};
+      if (has_failed()) return fail(told_failure());
+      const std::vector<int> ended = watch_.ended();
+      const auto is_ended = [&](std::size_t i) {
+        return std::count(ended.begin(), ended.end(), static_cast<int>(i)) != 0;
+      };
+      if (const std::string gone = names_of(is_ended, awaits); !gone.empty()) {
+        if (ready()) return {};  // it may have done its part just before it ended
+        return fail(ErrorCode::kPeerGone, gone + " died; see its own output for why");
       }
-      // The scheduler may have put a member that is missing on this very core, where it cannot run while we
-      // spin (seen on a loaded machine: every barrier took the whole spin).
-    } while (SteadyClock::now() < stop && names_of(is_here, awaits).empty());
-  }
-  while (true) {
-    words.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const std::uint32_t word = words.changing.load(std::memory_order_seq_cst);
-    const Millis left = std::min(time_left(deadline, SteadyClock::now()), kLivenessInterval);
-    if (!ready() && !has_failed() && left.count() > 0) futex_wait_shared(words.changing, word, left);
-    words.sleepers.fetch_sub(1, std::memory_order_relaxed);
-
-    if (ready()) return {};
-    if (has_failed()) return fail(told_failure());
-    const std::vector<int> ended = watch_.ended();
-    const auto is_ended = [&](std::size_t i) {
-      return std::count(ended.begin(), ended.end(), static_cast<int>(i)) != 0;
-    };
-    if (const std::string gone = names_of(is_ended, awaits); !gone.empty()) {
-      if (ready()) return {};  // it may have done its part just before it ended
-      return fail(ErrorCode::kPeerGone, gone + " died; see its own output for why");
-    }
-    const auto has_left = [&](std::size_t i) {
-      return members_[i].left.load(std::memory_order_acquire) != 0;
-    };
-    if (const std::string gone = names_of(has_left, awaits); !gone.empty())
-      return fail(ErrorCode::kPeerGone, gone + " destroyed its group without calling this operation");
-    if (SteadyClock::now() >= deadline) {
-      const std::string late = names_of([](std::size_t) { return true; }, awaits);
-      return fail(ErrorCode::kTimeout, "timed out waiting for " + (late.empty() ? "the others" : late) +
-                                           "; is it stopped, or still busy with something else?");
+      const auto has_left = [&](std::size_t i) {
+        return members_[i].left.load(std::memory_order_acquire) != 0;
+      };
+      if (const std::string gone = names_of(has_left, awaits); !gone.empty())
+        return fail(ErrorCode::kPeerGone, gone + " destroyed its group without calling this operation");
+      if (SteadyClock::now() >= deadline) {
+        const std::string late = names_of([](std::size_t) { return true; }, awaits);
+        return fail(ErrorCode::kTimeout, "timed out waiting for " + (late.empty() ? "the others" : late) +
+                                             "; is it stopped, or still busy with something else?");
+      }
     }
   }
-}
 
-template <class Which, class Awaits>
-std::string ShmBarrier::names_of(Which which, Awaits awaits) const {
-  std::string out;
-  for (std::size_t i = 0; i < members_.size(); ++i) {
-    // `which` first: a member that left, or ended, did its part before that if it did at all.
-    if (i == me_ || !which(i) || !awaits(i)) continue;
-    out += fmt::format("{}rank {} (pid {})", out.empty() ? "" : ", ", members_[i].rank, members_[i].pid);
+  [[nodiscard]] Error told_failure() const {
+    const SharedFailure& failure = header_.failure;
+    const std::size_t n = ::strnlen(failure.text, sizeof failure.text);
+    return Error{static_cast<ErrorCode>(failure.code),
+                 "broken by another rank: " + std::string(failure.text, n)};
   }
-  return out;
-}
 
-void ShmBarrier::tell_change() {
-  ShmMember& mine = members_[me_];
-  // Sequentially consistent, as in arrive_and_wait().
-  mine.changes.fetch_add(1, std::memory_order_seq_cst);
-  if (mine.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all_shared(mine.changes);
-}
+  /// Members of whom both hold.
+  template <class Which, class Awaits>
+  std::string names_of(Which which, Awaits awaits) const {
+    std::string out;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      // `which` first: a member that left, or ended, did its part before that if it did at all.
+      if (i == me_ || !which(i) || !awaits(i)) continue;
+      out += fmt::format("{}rank {} (pid {})", out.empty() ? "" : ", ", members_[i].rank, members_[i].pid);
+    }
+    return out;
+  }
 
-template <class Ready>
-Result<void> ShmBarrier::wait_for(std::size_t peer, Instant deadline, bool may_spin, Ready ready) {
-  return wait({members_[peer].changes, members_[peer].sleepers}, deadline, may_spin, ready,
-              [&](std::size_t i) { return i == peer && !ready(); });
-}
-
-void ShmBarrier::tell_failure(const Error& error) {
-  std::uint32_t free = 0;
-  if (!header_.failure.taken.compare_exchange_strong(free, 1, std::memory_order_acq_rel)) return;
-  header_.failure.code = static_cast<std::uint32_t>(error.code);
-  const std::size_t n = std::min(error.message.size(), sizeof header_.failure.text - 1);
-  std::memcpy(header_.failure.text, error.message.data(), n);
-  header_.failure.text[n] = '\0';
-  header_.phase.fetch_or(kFailedBit, std::memory_order_seq_cst);
-  futex_wake_all_shared(header_.phase);
-}
-
-Error ShmBarrier::told_failure() const {
-  const SharedFailure& failure = header_.failure;
-  const std::size_t n = ::strnlen(failure.text, sizeof failure.text);
-  return Error{static_cast<ErrorCode>(failure.code),
-               "broken by another rank: " + std::string(failure.text, n)};
-}
-
-void ShmBarrier::leave() {
-  members_[me_].left.store(1, std::memory_order_release);
-  futex_wake_all_shared(header_.phase);
-}
+  ShmHeader& header_;
+  std::span<ShmMember> members_;
+  std::size_t me_;
+  std::uint32_t phase_ = 0;  // barriers this member has passed, times 2
+  bool spins_ = false;       // there is a core for every member
+  PeerWatch watch_;
+};
 
 constexpr std::size_t kSmallBytes = std::size_t{16} << 10;  // up to here every rank reduces everything itself
 
 struct Arena {
-  std::shared_ptr<ShmSegment> segment;
+  ShmSegment segment;
   std::size_t part_bytes;  // of each member
 };
 
 class ShmGroup final : public CpuGroup {
  public:
-  ShmGroup(const ShmGroupOptions& options, std::shared_ptr<ShmSegment> control, ShmLayout layout)
+  ShmGroup(const ShmGroupOptions& options, ShmSegment control, ShmLayout layout)
       : CpuGroup(options.me, static_cast<int>(options.ranks.size()), options.timeout),
         ranks_(options.ranks),
         make_segment_(options.make_segment),
         control_(std::move(control)),
         layout_(layout),
-        header_(*std::launder(reinterpret_cast<ShmHeader*>(control_->base()))),
-        members_(std::launder(reinterpret_cast<ShmMember*>(control_->base() + sizeof(ShmHeader))),
+        header_(*std::launder(reinterpret_cast<ShmHeader*>(control_.get()))),
+        members_(std::launder(reinterpret_cast<ShmMember*>(control_.get() + sizeof(ShmHeader))),
                  ranks_.size()),
         barrier_(header_, members_, options.me),
         transfers_(ranks_.size()) {}
@@ -480,7 +460,7 @@ class ShmGroup final : public CpuGroup {
                                  .member = rank()};
     auto segment = make_segment_(request, [&](const std::string& mine) { return exchange_texts(op, mine); });
     if (segment) {
-      std::byte* own = (*segment)->base() + part * me();
+      std::byte* own = segment->get() + part * me();
       arenas_.push_back({*std::move(segment), part});
       return own;
     }
@@ -495,7 +475,7 @@ class ShmGroup final : public CpuGroup {
  private:
   std::size_t me() const { return static_cast<std::size_t>(rank()); }
   std::byte* slot(std::size_t member, std::uint64_t use) const {
-    return control_->base() + layout_.slot(member, use);
+    return control_.get() + layout_.slot(member, use);
   }
   std::vector<const void*> slots(std::uint64_t use) const {
     std::vector<const void*> out(members_.size());
@@ -534,7 +514,7 @@ class ShmGroup final : public CpuGroup {
     const auto address = reinterpret_cast<std::uintptr_t>(data);
     for (std::size_t i = 0; i < arenas_.size(); ++i) {
       const auto begin =
-          reinterpret_cast<std::uintptr_t>(arenas_[i].segment->base()) + arenas_[i].part_bytes * me();
+          reinterpret_cast<std::uintptr_t>(arenas_[i].segment.get()) + arenas_[i].part_bytes * me();
       if (address >= begin && address + size <= begin + arenas_[i].part_bytes)
         return {.arena = static_cast<std::uint32_t>(i + 1), .offset = address - begin};
     }
@@ -549,7 +529,7 @@ class ShmGroup final : public CpuGroup {
       if (place.arena == 0 || place.arena > arenas_.size()) return std::nullopt;
       const Arena& arena = arenas_[place.arena - 1];
       if (place.offset > arena.part_bytes || size > arena.part_bytes - place.offset) return std::nullopt;
-      out[i] = arena.segment->base() + arena.part_bytes * i + place.offset;
+      out[i] = arena.segment.get() + arena.part_bytes * i + place.offset;
     }
     return out;
   }
@@ -651,7 +631,7 @@ class ShmGroup final : public CpuGroup {
 
   const std::vector<int> ranks_;
   const SegmentMaker make_segment_;
-  const std::shared_ptr<ShmSegment> control_;
+  const ShmSegment control_;
   const ShmLayout layout_;
   ShmHeader& header_;
   const std::span<ShmMember> members_;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShmSegment: memory that the processes of one host share. Made by the first member, mapped by all, and
-// nameless from then on, so that nothing is left behind whatever kills them: a memfd that the others open
-// through /proc/<pid>/fd, or, where they may not, a random name in /dev/shm that is unlinked as soon as
-// everybody has mapped it. Its pages are reserved before they are used (fallocate), so a full tmpfs is an
-// error here and no SIGBUS later. Thread-safe once made. Owned by the shm group; unmapped by the destructor.
+// ShmSegment: memory that the processes of one host share: a memfd of the first member, which the others open
+// through its /proc/<pid>/fd and so must see and may open. It has no name, so that nothing is left behind
+// whatever kills them, and no small /dev/shm of a container limits it. Its pages are reserved before they are
+// used (fallocate): no memory is an error here and no SIGBUS later. Thread-safe once made.
 #pragma once
 
 #include <cstddef>
@@ -16,21 +15,8 @@
 
 namespace muster::groups {
 
-class ShmSegment {
- public:
-  /// Takes over a mapping of `size` bytes.
-  ShmSegment(void* base, std::size_t size) : base_(base), size_(size) {}
-  ~ShmSegment();
-  ShmSegment(const ShmSegment&) = delete;
-  ShmSegment& operator=(const ShmSegment&) = delete;
-
-  [[nodiscard]] std::byte* base() const { return static_cast<std::byte*>(base_); }
-  [[nodiscard]] std::size_t size() const { return size_; }
-
- private:
-  void* base_;
-  std::size_t size_;
-};
+/// Its first byte; the last owner unmaps it.
+using ShmSegment = std::shared_ptr<std::byte>;
 
 /// A zeroed segment of `size` bytes for all members. Each member reserves and touches its own part
 /// [own_begin, own_end), so that on a NUMA machine the pages are near their user.
@@ -43,15 +29,9 @@ struct SegmentRequest {
 
 /// A collective of the members. The same outcome on every one: a segment, or an error that says who could not
 /// map it: kUnsupported (they do not share memory) or kExhausted (no room).
-using SegmentMaker =
-    std::function<Result<std::shared_ptr<ShmSegment>>(const SegmentRequest&, const TextExchange&)>;
+using SegmentMaker = std::function<Result<ShmSegment>(const SegmentRequest&, const TextExchange&)>;
 
-/// By memfd, and where that does not work by /dev/shm.
-[[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_shared_segment(const SegmentRequest& request,
-                                                                      const TextExchange& exchange);
-[[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_memfd_segment(const SegmentRequest& request,
-                                                                     const TextExchange& exchange);
-[[nodiscard]] Result<std::shared_ptr<ShmSegment>> make_dev_shm_segment(const SegmentRequest& request,
-                                                                       const TextExchange& exchange);
+[[nodiscard]] Result<ShmSegment> make_shared_segment(const SegmentRequest& request,
+                                                     const TextExchange& exchange);
 
 }  // namespace muster::groups

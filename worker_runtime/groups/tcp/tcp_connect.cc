@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <arpa/inet.h>
 #include <array>
-#include <fcntl.h>
 #include <ifaddrs.h>
 #include <list>
 #include <net/if.h>

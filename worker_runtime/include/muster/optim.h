@@ -68,8 +68,6 @@ class Optimizer {
 
   [[nodiscard]] float lr() const { return wanted_.lr; }
   void set_lr(float lr) { wanted_.lr = lr; }
-  /// AdamW: beta1.
-  void set_momentum(float momentum) { wanted_.momentum = momentum; }
 
   /// From now on gradients are those of the loss times StepState::loss_scale, as Trainer's loss computes
   /// them; a step with a gradient that is not finite changes nothing and lowers the scale. Before the first

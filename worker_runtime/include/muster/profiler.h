@@ -11,7 +11,6 @@
 // Format.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>

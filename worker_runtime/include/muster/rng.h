@@ -4,7 +4,6 @@
 // thread-safe. Source: at::CPUGeneratorImpl (mt19937), the CPU kernels of uniform_, random_ and randperm.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <span>

@@ -6,12 +6,10 @@
 
 namespace muster::nn {
 
-#ifdef MUSTER_HAS_CUDA
 namespace cuda {
 // add.cu
 int add_forward(DType dtype, const void* a, const void* b, void* y, std::int64_t count, void* stream);
 }  // namespace cuda
-#endif
 
 namespace {
 
@@ -32,11 +30,10 @@ class Add final : public Operation {
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
     const std::int64_t count = f.y.count();
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr)
-      return f.report_cuda(cuda::add_forward(f.y.dtype, f.x[0].data, f.x[1].data, f.y.data, count, f.stream),
-                           "add");
-#endif
+    if constexpr (kHasCuda)
+      if (f.stream != nullptr)
+        return f.report_cuda(
+            cuda::add_forward(f.y.dtype, f.x[0].data, f.x[1].data, f.y.data, count, f.stream), "add");
     const float *a = f.x[0].f32(), *b = f.x[1].f32();
     float* const y = f.y.f32();
     for (std::int64_t i = 0; i < count; ++i) y[i] = a[i] + b[i];

@@ -21,26 +21,22 @@ class AvgPool2d : public Operation {
   }
   void forward(const Frame& f) const override {
     const AvgPoolSizes s = sizes(f);
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr)
-      return f.report_cuda(cuda::avg_pool_forward(s, f.y.dtype, f.x[0].data, f.y.data, f.stream),
-                           "avg_pool2d");
-#endif
-    const float* x = f.x[0].f32();
-    float* y = f.y.f32();
-    for (std::int64_t o = 0; o < f.y.count(); ++o) avg_pool_elements(s, x, y, o);
+    if constexpr (kHasCuda)
+      if (f.stream != nullptr)
+        return f.report_cuda(cuda::avg_pool_forward(s, f.y.dtype, f.x[0].data, f.y.data, f.stream),
+                             "avg_pool2d");
+    const AvgPoolForward<float> body{s, f.x[0].f32(), f.y.f32()};
+    for (std::int64_t o = 0; o < f.y.count(); ++o) body.at<1>(o);
   }
   void backward(const Frame& f) const override {
     if (!f.dx[0]) return;
     const AvgPoolSizes s = sizes(f);
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr)
-      return f.report_cuda(cuda::avg_pool_backward(s, f.dy.dtype, f.dy.data, f.dx[0].data, f.stream),
-                           "avg_pool2d backward");
-#endif
-    const float* dy = f.dy.f32();
-    float* dx = f.dx[0].f32();
-    for (std::int64_t i = 0; i < f.dx[0].count(); ++i) avg_pool_gradients(s, dy, dx, i);
+    if constexpr (kHasCuda)
+      if (f.stream != nullptr)
+        return f.report_cuda(cuda::avg_pool_backward(s, f.dy.dtype, f.dy.data, f.dx[0].data, f.stream),
+                             "avg_pool2d backward");
+    const AvgPoolBackward<float> body{s, f.dy.f32(), f.dx[0].f32()};
+    for (std::int64_t i = 0; i < f.dx[0].count(); ++i) body.at<1>(i);
   }
 
  private:

@@ -1,57 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/avg_pool/avg_pool.h"
 #include "worker_runtime/ops/elementwise.cuh"
-#include "worker_runtime/ops/warp.cuh"
 
 namespace muster::nn::cuda {
-namespace {
-
-/// The mean of each plane: a block per plane.
-template <class T>
-__global__ void mean_kernel(const T* x, T* y, int pixels) {
-  after_previous();
-  const T* plane = x + static_cast<std::int64_t>(blockIdx.x) * pixels;
-  float sum = 0;
-  for (int i = static_cast<int>(threadIdx.x); i < pixels; i += static_cast<int>(blockDim.x))
-    sum += to_float(plane[i]);
-  sum = block_sum(sum);
-  if (threadIdx.x == 0) y[blockIdx.x] = from_float<T>(sum / static_cast<float>(pixels));
-}
-
-template <class T>
-struct Forward {
-  AvgPoolSizes s;
-  const T* x;
-  T* y;
-  template <int N>
-  __device__ void at(std::int64_t o) const {
-    avg_pool_elements<N>(s, x, y, o);
-  }
-};
-
-template <class T>
-struct Backward {
-  AvgPoolSizes s;
-  const T* dy;
-  T* dx;
-  template <int N>
-  __device__ void at(std::int64_t i) const {
-    avg_pool_gradients<N>(s, dy, dx, i);
-  }
-};
-
-}  // namespace
 
 int avg_pool_forward(const AvgPoolSizes& s, DType dtype, const void* x, void* y, void* stream) {
-  const int outputs = s.rows.outputs * s.columns.outputs, pixels = s.rows.size * s.columns.size;
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
-    if (outputs != 1 || s.rows.kernel != 0 || s.channels != 1)
-      return for_each_lane<T>(std::int64_t{s.planes} * outputs * s.channels, stream,
-                              Forward<T>{s, as<T>(x), as<T>(y)}, {x, y}, s.channels);
-    const auto blocks = static_cast<unsigned>(s.planes);
-    const unsigned threads = pixels < 256 ? 32 : 128;
-    return launch<mean_kernel<T>>(dim3{blocks, 1, 1}, threads, stream, as<T>(x), as<T>(y), pixels);
+    return for_each_lane<T>(std::int64_t{s.planes} * s.rows.outputs * s.columns.outputs * s.channels, stream,
+                            AvgPoolForward<T>{s, as<T>(x), as<T>(y)}, {x, y}, s.channels);
   });
 }
 
@@ -59,7 +16,7 @@ int avg_pool_backward(const AvgPoolSizes& s, DType dtype, const void* dy, void* 
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
     return for_each_lane<T>(std::int64_t{s.planes} * s.rows.size * s.columns.size * s.channels, stream,
-                            Backward<T>{s, as<T>(dy), as<T>(dx)}, {dy, dx}, s.channels);
+                            AvgPoolBackward<T>{s, as<T>(dy), as<T>(dx)}, {dy, dx}, s.channels);
   });
 }
 

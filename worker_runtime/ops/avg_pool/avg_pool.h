@@ -39,43 +39,55 @@ struct AvgPoolSizes {
 };
 
 /// Output o of all planes, and those of the N - 1 channels beside it.
-template <int N = 1, class T>
-MUSTER_HD void avg_pool_elements(const AvgPoolSizes& s, const T* x, T* y, std::int64_t o) {
-  const int place = static_cast<int>(o) / s.channels, row_of_all = place / s.columns.outputs;
-  const int column = place - row_of_all * s.columns.outputs;
-  const int plane = row_of_all / s.rows.outputs, row = row_of_all - plane * s.rows.outputs;
-  Lanes<N> sum{};
-  for (int i = s.rows.begin(row); i < s.rows.end(row); ++i)
-    for (int j = s.columns.begin(column); j < s.columns.end(column); ++j) {
-      const Lanes<N> values = load<N>(x + ((plane * s.rows.size + i) * s.columns.size + j) * s.channels +
-                                      (o - place * s.channels));
-      MUSTER_UNROLL
-      for (int l = 0; l < N; ++l) sum.v[l] += values.v[l];
-    }
-  MUSTER_UNROLL
-  for (int l = 0; l < N; ++l) sum.v[l] /= static_cast<float>(s.rows.count(row) * s.columns.count(column));
-  store(y + o, sum);
-}
+template <class T>
+struct AvgPoolForward {
+  AvgPoolSizes s;
+  const T* x;
+  T* y;
+  template <int N>
+  MUSTER_HD void at(std::int64_t o) const {
+    const int place = static_cast<int>(o) / s.channels, row_of_all = place / s.columns.outputs;
+    const int column = place - row_of_all * s.columns.outputs;
+    const int plane = row_of_all / s.rows.outputs, row = row_of_all - plane * s.rows.outputs;
+    Lanes<N> sum{};
+    for (int i = s.rows.begin(row); i < s.rows.end(row); ++i)
+      for (int j = s.columns.begin(column); j < s.columns.end(column); ++j) {
+        const Lanes<N> values = load<N>(x + ((plane * s.rows.size + i) * s.columns.size + j) * s.channels +
+                                        (o - place * s.channels));
+        MUSTER_UNROLL
+        for (int l = 0; l < N; ++l) sum.v[l] += values.v[l];
+      }
+    MUSTER_UNROLL
+    for (int l = 0; l < N; ++l) sum.v[l] /= static_cast<float>(s.rows.count(row) * s.columns.count(column));
+    store(y + o, sum);
+  }
+};
 
 /// The gradients of input i of all planes and of the N - 1 channels beside it: sums over their windows, in
 /// their order.
-template <int N = 1, class T>
-MUSTER_HD void avg_pool_gradients(const AvgPoolSizes& s, const T* dy, T* dx, std::int64_t i) {
-  const int place = static_cast<int>(i) / s.channels, row_of_all = place / s.columns.size;
-  const int column = place - row_of_all * s.columns.size;
-  const int plane = row_of_all / s.rows.size, row = row_of_all - plane * s.rows.size;
-  Lanes<N> sum{};
-  for (int a = s.rows.first(row); a < s.rows.outputs && s.rows.begin(a) <= row; ++a)
-    for (int b = s.columns.first(column); b < s.columns.outputs && s.columns.begin(b) <= column; ++b) {
-      const Lanes<N> gradient =
-          load<N>(dy + ((plane * s.rows.outputs + a) * s.columns.outputs + b) * s.channels +
-                  (i - place * s.channels));
-      const auto count = static_cast<float>(s.rows.count(a) * s.columns.count(b));
-      MUSTER_UNROLL
-      for (int l = 0; l < N; ++l) sum.v[l] += gradient.v[l] / count;
-    }
-  store(dx + i, sum);
-}
+template <class T>
+struct AvgPoolBackward {
+  AvgPoolSizes s;
+  const T* dy;
+  T* dx;
+  template <int N>
+  MUSTER_HD void at(std::int64_t i) const {
+    const int place = static_cast<int>(i) / s.channels, row_of_all = place / s.columns.size;
+    const int column = place - row_of_all * s.columns.size;
+    const int plane = row_of_all / s.rows.size, row = row_of_all - plane * s.rows.size;
+    Lanes<N> sum{};
+    for (int a = s.rows.first(row); a < s.rows.outputs && s.rows.begin(a) <= row; ++a)
+      for (int b = s.columns.first(column); b < s.columns.outputs && s.columns.begin(b) <= column; ++b) {
+        const Lanes<N> gradient =
+            load<N>(dy + ((plane * s.rows.outputs + a) * s.columns.outputs + b) * s.channels +
+                    (i - place * s.channels));
+        const auto count = static_cast<float>(s.rows.count(a) * s.columns.count(b));
+        MUSTER_UNROLL
+        for (int l = 0; l < N; ++l) sum.v[l] += gradient.v[l] / count;
+      }
+    store(dx + i, sum);
+  }
+};
 
 namespace cuda {
 int avg_pool_forward(const AvgPoolSizes& sizes, DType dtype, const void* x, void* y, void* stream);

@@ -2,17 +2,34 @@
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <muster/nn.h>
 #include <muster/process_group.h>
 
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/lanes.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
 namespace {
+
+/// term(0) + ... + term(count - 1): by 16 lanes that a compiler keeps in a vector, added up in a fixed order,
+/// so that a result does not depend on the machine.
+template <class Term>
+float sum_of(std::size_t count, Term term) {
+  constexpr std::size_t kLanes = 16;
+  std::array<float, kLanes> lanes{};
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    for (std::size_t lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
+  float total = 0;
+  for (; i < count; ++i) total += term(i);
+  if (count < kLanes) return total;
+  for (std::size_t width = kLanes / 2; width > 0; width /= 2)
+    for (std::size_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  return total + lanes[0];
+}
 
 /// A term of each value of one channel: summed per plane in float, over planes in double.
 template <class Term>
@@ -68,19 +85,17 @@ class BatchNorm2d final : public Operation {
     return {{"running_mean", {channels_}, 0}, {"running_var", {channels_}, 1}};
   }
   std::size_t saved_bytes(int /*batch*/) const override { return 3 * channel_bytes(); }
-  std::size_t workspace_bytes([[maybe_unused]] int batch) const override {
+  std::size_t workspace_bytes(int batch) const override {
     int rows = is_joined() ? 1 + options_.group->world_size() : 0;
-#ifdef MUSTER_HAS_CUDA
-    const auto parts = [&](bool nhwc) {
-      return cuda::batch_norm_parts({batch, channels_, pixels_, 0, 0, DType::kFloat32, nhwc});
-    };
-    rows += std::max(parts(false), parts(true));
-#endif
+    if constexpr (kHasCuda) {
+      const auto parts = [&](bool nhwc) {
+        return cuda::batch_norm_parts({batch, channels_, pixels_, 0, 0, DType::kFloat32, nhwc});
+      };
+      rows += std::max(parts(false), parts(true));
+    }
     return 3 * channel_bytes() * static_cast<std::size_t>(rows);
   }
-  bool backward_reads_y() const override {
-    return false;
-  }
+  bool backward_reads_y() const override { return false; }
   TensorFormat format(Device& device, const TensorFormat& offered) const override {
     return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
   }
@@ -94,23 +109,26 @@ class BatchNorm2d final : public Operation {
     auto* const mine = reinterpret_cast<float*>(f.workspace);  // means, squares, counts
     const float* const gathered = joins ? mine + 3 * s.channels : nullptr;
     const int world = joins ? options_.group->world_size() : 1;
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr) {
-      float* const parts = mine + (joins ? 3 * s.channels * (1 + world) : 0);
-      const void* const x = f.x[0].data;
-      void* const y = f.y.data;
-      if (training)
-        f.report_cuda(cuda::batch_norm_statistics(s, x, parts, joins ? mine : nullptr, f.stream),
-                      "batch_norm2d statistics");
-      if (joins) gather(f, mine);
-      return f.report_cuda(
-          training ? cuda::batch_norm_train(s, x, weight, bias, running_mean, running_var,
-                                            joins ? gathered : parts,
-                                            joins ? world : cuda::batch_norm_parts(s), saved, y, f.stream)
-                   : cuda::batch_norm_infer(s, x, weight, bias, running_mean, running_var, y, f.stream),
-          "batch_norm2d");
+    if constexpr (kHasCuda) {
+      if (f.stream != nullptr) {
+        float* const parts = mine + (joins ? 3 * s.channels * (1 + world) : 0);
+        const void* const x = f.x[0].data;
+        if (training) {
+          f.report_cuda(cuda::batch_norm_statistics(s, x, parts, joins ? mine : nullptr, f.stream),
+                        "batch_norm2d statistics");
+          if (joins) gather(f, mine);
+          f.report_cuda(
+              cuda::batch_norm_join(s, joins ? gathered : parts, joins ? world : cuda::batch_norm_parts(s),
+                                    saved, running_mean, running_var, f.stream),
+              "batch_norm2d statistics");
+        }
+        const float* const means = training ? saved : running_mean;
+        const float* const spread = training ? saved + s.channels : running_var;
+        return f.report_cuda(
+            cuda::batch_norm_normalize(s, x, weight, bias, means, spread, !training, f.y.data, f.stream),
+            "batch_norm2d");
+      }
     }
-#endif
     const float* const x = f.x[0].f32();
     float* const y = f.y.f32();
     const auto normalize = [&](int c, float mean, float inverse) {
@@ -156,27 +174,27 @@ class BatchNorm2d final : public Operation {
     const float* const weight = f.params[0];
     const auto* const saved = reinterpret_cast<const float*>(f.saved);
     auto* const sums = is_joined() ? reinterpret_cast<float*>(f.workspace) : nullptr;
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr) {
-      float* const parts = reinterpret_cast<float*>(f.workspace) + (sums == nullptr ? 0 : 2 * s.channels);
-      const float *products = f.grads[0], *totals = f.grads[1];
-      const void *const x = f.x[0].data, *const dy = f.dy.data;
-      f.report_cuda(cuda::batch_norm_gradients(s, x, saved, dy, parts, f.grads[0], f.grads[1], f.stream),
-                    "batch_norm2d backward");
-      if (sums != nullptr) {
-        for (std::size_t k = 0; k < 2; ++k)
-          f.device->copy_on_device(sums + k * static_cast<std::size_t>(s.channels), f.grads[k],
-                                   channel_bytes());
-        add_over_ranks(f, sums);
-        products = sums;
-        totals = sums + s.channels;
+    if constexpr (kHasCuda) {
+      if (f.stream != nullptr) {
+        float* const parts = reinterpret_cast<float*>(f.workspace) + (sums == nullptr ? 0 : 2 * s.channels);
+        const float *products = f.grads[0], *totals = f.grads[1];
+        const void *const x = f.x[0].data, *const dy = f.dy.data;
+        f.report_cuda(cuda::batch_norm_gradients(s, x, saved, dy, parts, f.grads[0], f.grads[1], f.stream),
+                      "batch_norm2d backward");
+        if (sums != nullptr) {
+          for (std::size_t k = 0; k < 2; ++k)
+            f.device->copy_on_device(sums + k * static_cast<std::size_t>(s.channels), f.grads[k],
+                                     channel_bytes());
+          add_over_ranks(f, sums);
+          products = sums;
+          totals = sums + s.channels;
+        }
+        if (!f.dx[0]) return;
+        return f.report_cuda(cuda::batch_norm_input_gradient(s, x, weight, saved, dy, products, totals,
+                                                             f.dx[0].data, f.stream),
+                             "batch_norm2d backward");
       }
-      if (!f.dx[0]) return;
-      return f.report_cuda(
-          cuda::batch_norm_input_gradient(s, x, weight, saved, dy, products, totals, f.dx[0].data, f.stream),
-          "batch_norm2d backward");
     }
-#endif
     const float *x = f.x[0].f32(), *dy = f.dy.f32();
     float* dx = f.dx[0].f32();
     const auto input_gradient = [&](int c, double product, double sum) {
@@ -208,12 +226,8 @@ class BatchNorm2d final : public Operation {
   }
 
  private:
-  bool is_joined() const {
-    return options_.group != nullptr && options_.group->world_size() > 1;
-  }
-  std::size_t channel_bytes() const {
-    return static_cast<std::size_t>(channels_) * sizeof(float);
-  }
+  bool is_joined() const { return options_.group != nullptr && options_.group->world_size() > 1; }
+  std::size_t channel_bytes() const { return static_cast<std::size_t>(channels_) * sizeof(float); }
   /// A collective, ordered with the reductions of gradients: every rank has the same graph.
   void gather(const Frame& f, float* mine) const {
     const auto count = 3 * static_cast<std::size_t>(channels_);

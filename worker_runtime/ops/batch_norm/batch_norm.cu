@@ -10,7 +10,6 @@
 
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
 #include "worker_runtime/ops/elementwise.cuh"
-#include "worker_runtime/ops/warp.cuh"
 
 namespace muster::nn::cuda {
 
@@ -182,14 +181,14 @@ __global__ void __launch_bounds__(kBlock) join_kernel(Join j) {
 
 template <int N, class T>
 __global__ void __launch_bounds__(kThreads)
-    normalize_kernel(BatchNormSizes s, const T* x, const float* weight, const float* bias, const float* saved,
-                     T* y) {
+    normalize_kernel(BatchNormSizes s, const T* x, const float* weight, const float* bias, const float* means,
+                     const float* spread, bool is_variance, T* y) {
   after_previous();
   const Place<N> place(s);
-  const Lanes<N> mean = place.of_channels(saved), inverse = place.of_channels(saved + s.channels);
+  const Lanes<N> mean = place.of_channels(means), of_spread = place.of_channels(spread);
   Lanes<N> scale = place.of_channels(weight), shift = place.of_channels(bias);
   for (int l = 0; l < N; ++l) {
-    scale.v[l] *= inverse.v[l];
+    scale.v[l] *= is_variance ? 1 / sqrtf(of_spread.v[l] + s.eps) : of_spread.v[l];
     shift.v[l] -= mean.v[l] * scale.v[l];
   }
   place.for_mine([&](std::int64_t i) {
@@ -199,19 +198,6 @@ __global__ void __launch_bounds__(kThreads)
     store(y + i, values);
   });
 }
-
-template <class T>
-struct Infer {
-  BatchNormSizes s;
-  const T* x;
-  const float *weight, *bias, *running_mean, *running_var;
-  T* y;
-  __device__ void operator()(std::int64_t i) const {
-    const int c = (s.nhwc ? static_cast<int>(i) : static_cast<int>(i) / s.pixels) % s.channels;
-    const float scale = weight[c] / sqrtf(running_var[c] + s.eps);
-    y[i] = from_float<T>(to_float(x[i]) * scale + (bias[c] - running_mean[c] * scale));
-  }
-};
 
 /// parts (parts, 2, channels): of dy times the deviation, and of dy.
 template <int N, class T>
@@ -315,25 +301,18 @@ int batch_norm_statistics(const BatchNormSizes& s, const void* x, float* parts, 
                              Join{s, parts, batch_norm_parts(s), joined_to, nullptr, nullptr, nullptr});
 }
 
-int batch_norm_train(const BatchNormSizes& s, const void* x, const float* weight, const float* bias,
-                     float* running_mean, float* running_var, const float* gathered, int world, float* saved,
-                     void* y, void* stream) {
-  const int error = launch<join_kernel>(blocks_of_warps(s), kBlock, stream,
-                                        Join{s, gathered, world, nullptr, saved, running_mean, running_var});
-  if (error != cudaSuccess) return error;
+int batch_norm_join(const BatchNormSizes& s, const float* gathered, int world, float* saved,
+                    float* running_mean, float* running_var, void* stream) {
+  return launch<join_kernel>(blocks_of_warps(s), kBlock, stream,
+                             Join{s, gathered, world, nullptr, saved, running_mean, running_var});
+}
+
+int batch_norm_normalize(const BatchNormSizes& s, const void* x, const float* weight, const float* bias,
+                         const float* means, const float* spread, bool is_variance, void* y, void* stream) {
   return with_lanes(s, {x, y}, [&](auto type, auto lanes) {
     using T = decltype(type);
     return launch<normalize_kernel<lanes(), T>>(blocks_of(s, lanes), kThreads, stream, s, as<T>(x), weight,
-                                                bias, saved, as<T>(y));
-  });
-}
-
-int batch_norm_infer(const BatchNormSizes& s, const void* x, const float* weight, const float* bias,
-                     const float* running_mean, const float* running_var, void* y, void* stream) {
-  return with_type(s.dtype, [&](auto type) {
-    using T = decltype(type);
-    return for_each_element(std::int64_t{s.batch} * s.channels * s.pixels, stream,
-                            Infer<T>{s, as<T>(x), weight, bias, running_mean, running_var, as<T>(y)});
+                                                bias, means, spread, is_variance, as<T>(y));
   });
 }
 

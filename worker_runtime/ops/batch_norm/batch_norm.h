@@ -49,7 +49,6 @@ MUSTER_HD ChannelStatistics joined(const float* gathered, int world, int channel
   return {static_cast<float>(mean), static_cast<float>(squares), static_cast<float>(count)};
 }
 
-#ifdef MUSTER_HAS_CUDA
 namespace cuda {  // batch_norm.cu
 /// Blocks that share a channel; `parts` below have 3 * channels floats for each.
 int batch_norm_parts(const BatchNormSizes& sizes);
@@ -58,11 +57,11 @@ int batch_norm_statistics(const BatchNormSizes& sizes, const void* x, float* par
                           void* stream);
 /// `saved`: mean, 1 / sqrt(var + eps) and number of samples per channel, written. Updates the running
 /// statistics. `gathered`: joined()'s.
-int batch_norm_train(const BatchNormSizes& sizes, const void* x, const float* weight, const float* bias,
-                     float* running_mean, float* running_var, const float* gathered, int world, float* saved,
-                     void* y, void* stream);
-int batch_norm_infer(const BatchNormSizes& sizes, const void* x, const float* weight, const float* bias,
-                     const float* running_mean, const float* running_var, void* y, void* stream);
+int batch_norm_join(const BatchNormSizes& sizes, const float* gathered, int world, float* saved,
+                    float* running_mean, float* running_var, void* stream);
+/// `spread`: of each channel 1 / sqrt(var + eps), or else the variance.
+int batch_norm_normalize(const BatchNormSizes& sizes, const void* x, const float* weight, const float* bias,
+                         const float* means, const float* spread, bool is_variance, void* y, void* stream);
 int batch_norm_gradients(const BatchNormSizes& sizes, const void* x, const float* saved, const void* dy,
                          float* parts, float* dweight, float* dbias, void* stream);
 /// `dweight` and `dbias`: over all ranks.
@@ -70,6 +69,5 @@ int batch_norm_input_gradient(const BatchNormSizes& sizes, const void* x, const 
                               const float* saved, const void* dy, const float* dweight, const float* dbias,
                               void* dx, void* stream);
 }  // namespace cuda
-#endif
 
 }  // namespace muster::nn

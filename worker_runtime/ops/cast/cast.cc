@@ -11,8 +11,8 @@ namespace {
 /// A loop per pair of types: one that asks each element for them is three times as slow.
 template <DType kFrom, DType kTo, DType kThrough = DType::kFloat32>
 void cast_all(const Cast& c) {
-  const Cast fixed{c.from, c.to, kFrom, kTo, kThrough, c.adds, c.scale, c.count, c.rows, c.columns};
-  for (std::int64_t i = 0; i < fixed.count; ++i) cast_elements(fixed, i);
+  const CastBody fixed{{c.from, c.to, kFrom, kTo, kThrough, c.adds, c.scale, c.count, c.rows, c.columns}};
+  for (std::int64_t i = 0; i < c.count; ++i) fixed.at<1>(i);
 }
 
 template <DType kHalf>
@@ -34,10 +34,9 @@ Cast conversion(const Tensor& from, const Tensor& to, DType through) {
   return c;
 }
 
-void cast([[maybe_unused]] const Frame& frame, const Cast& c) {
-#ifdef MUSTER_HAS_CUDA
-  if (frame.stream != nullptr) return frame.report_cuda(cuda::cast(c, frame.stream), "cast");
-#endif
+void cast(const Frame& frame, const Cast& c) {
+  if constexpr (kHasCuda)
+    if (frame.stream != nullptr) return frame.report_cuda(cuda::cast(c, frame.stream), "cast");
   for (const DType dtype : {c.from_dtype, c.to_dtype, c.through}) {
     if (dtype == DType::kBFloat16) return cast_half<DType::kBFloat16>(c);
     if (dtype == DType::kFloat16) return cast_half<DType::kFloat16>(c);

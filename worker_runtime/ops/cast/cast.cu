@@ -3,17 +3,6 @@
 #include "worker_runtime/ops/elementwise.cuh"
 
 namespace muster::nn::cuda {
-namespace {
-
-struct CastBody {
-  Cast cast;
-  template <int N>
-  __device__ void at(std::int64_t i) const {
-    cast_elements<N>(cast, i);
-  }
-};
-
-}  // namespace
 
 int cast(const Cast& cast, void* stream) {
   const CastBody body{cast};

@@ -10,36 +10,37 @@
 namespace muster::nn {
 
 /// Elements i to i + N - 1 of `to`; where the layout changes too, one, of less than 2^31.
-template <int N = 1>
-MUSTER_HD void cast_elements(const Cast& c, std::int64_t i) {
-  std::int64_t j = i;
-  if (N == 1 && c.rows != 1) {
-    const auto at = static_cast<std::uint32_t>(i), rows = static_cast<std::uint32_t>(c.rows);
-    const auto columns = static_cast<std::uint32_t>(c.columns);
-    const std::uint32_t row_of_all = at / rows, matrix = row_of_all / columns;
-    j = (matrix * rows + (at - row_of_all * rows)) * columns + (row_of_all - matrix * columns);
-  }
-  Lanes<N> values = load<N>(c.from, c.from_dtype, j);
-  MUSTER_UNROLL
-  for (int l = 0; l < N; ++l) values.v[l] = rounded(values.v[l] * c.scale, c.through);
-  if (c.adds) {
-    const Lanes<N> there = load<N>(c.to, c.to_dtype, i);
+struct CastBody {
+  Cast c;
+  template <int N>
+  MUSTER_HD void at(std::int64_t i) const {
+    std::int64_t j = i;
+    if (N == 1 && c.rows != 1) {
+      const auto at = static_cast<std::uint32_t>(i), rows = static_cast<std::uint32_t>(c.rows);
+      const auto columns = static_cast<std::uint32_t>(c.columns);
+      const std::uint32_t row_of_all = at / rows, matrix = row_of_all / columns;
+      j = (matrix * rows + (at - row_of_all * rows)) * columns + (row_of_all - matrix * columns);
+    }
+    Lanes<N> values = load<N>(c.from, c.from_dtype, j);
     MUSTER_UNROLL
-    for (int l = 0; l < N; ++l) values.v[l] = there.v[l] + values.v[l];
+    for (int l = 0; l < N; ++l) values.v[l] = rounded(values.v[l] * c.scale, c.through);
+    if (c.adds) {
+      const Lanes<N> there = load<N>(c.to, c.to_dtype, i);
+      MUSTER_UNROLL
+      for (int l = 0; l < N; ++l) values.v[l] = there.v[l] + values.v[l];
+    }
+    store(c.to, c.to_dtype, i, values);
   }
-  store(c.to, c.to_dtype, i, values);
-}
+};
 
 /// From one format of a tensor to another; rounded to `through` on the way.
 [[nodiscard]] Cast conversion(const Tensor& from, const Tensor& to, DType through = DType::kFloat32);
 
 /// On the frame's device. `from` may be `to` where both have one size of element.
 void cast(const Frame& frame, const Cast& cast);
-#ifdef MUSTER_HAS_CUDA
 namespace cuda {
 int cast(const Cast& cast, void* stream);  // cast.cu
 }
-#endif
 
 /// into[i] += from[i], enqueued on the device.
 void add_on_device(Device& device, float* into, const float* from, std::size_t count);

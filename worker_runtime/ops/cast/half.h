@@ -143,10 +143,6 @@ MUSTER_HD Lanes<N> load(const void* from, DType dtype, std::int64_t i) {
   return dtype == DType::kBFloat16 ? load<N>(as<Bf16>(from) + i) : load<N>(as<F16>(from) + i);
 }
 
-MUSTER_HD float load_as_float(const void* from, DType dtype, std::int64_t i) {
-  return load<1>(from, dtype, i).v[0];
-}
-
 MUSTER_HD float rounded(float value, DType through) {
   if (through == DType::kFloat32) return value;
   return through == DType::kBFloat16 ? from_bf16(to_bf16(value)) : from_f16(to_f16(value));
@@ -160,10 +156,6 @@ MUSTER_HD void store(void* to, DType dtype, std::int64_t i, const Lanes<N>& valu
     store(as<Bf16>(to) + i, values);
   else
     store(as<F16>(to) + i, values);
-}
-
-MUSTER_HD void store_float(void* to, DType dtype, std::int64_t i, float value) {
-  store(to, dtype, i, Lanes<1>{{value}});
 }
 
 }  // namespace muster::nn

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/conv2d/cuda_conv2d.h"
 #include "worker_runtime/ops/elementwise.cuh"
 #include "worker_runtime/ops/gemm.cuh"
-#include "worker_runtime/ops/warp.cuh"
 
 namespace muster::nn::cuda {
 namespace {
 
-using Args = OwnConv2d::Args;
-using Images = OwnConv2d::Images;
+using Args = OwnConv::Args;
+using Images = OwnConv::Images;
 
 constexpr int kThreads = 256;
 constexpr int kPlanes = 8192, kFilters = 2048;  // floats in shared memory: 40 KB together
@@ -298,8 +298,9 @@ Images images_of(int channels, int pixels, Layout layout) {
 
 }  // namespace
 
-OwnConv2d::OwnConv2d(const ConvShape& s)
-    : args_{s.batch,
+OwnConv::OwnConv(Device& device, const ConvShape& s)
+    : device_(&device),
+      args_{s.batch,
             s.groups,
             s.kernel,
             s.stride,
@@ -312,18 +313,22 @@ OwnConv2d::OwnConv2d(const ConvShape& s)
             s.out_width(),
             images_of(s.in_channels, s.height * s.width, s.format.layout),
             images_of(s.out_channels, s.out_height() * s.out_width(), s.format.layout)},
-      dtype_(s.format.dtype) {}
+      dtype_(s.format.dtype) {
+  const int elements = args_.group_in * s.kernel * s.kernel + (sums_images() ? 1 : 0);
+  workspace_bytes =
+      sizeof(float) * static_cast<std::size_t>(std::int64_t{slices()} * s.out_channels * elements);
+}
 
-bool OwnConv2d::fits_shared(int planes, int pixels) const {
+bool OwnConv::fits_shared(int planes, int pixels) const {
   return std::int64_t{planes} * pixels <= kPlanes && planes * args_.kernel * args_.kernel <= kFilters;
 }
 
-bool OwnConv2d::sums_images() const {
+bool OwnConv::sums_images() const {
   const Args& a = args_;
   return fits_shared(a.group_in, a.height * a.width) && a.out_height * a.out_width <= kFilters;
 }
 
-int OwnConv2d::slices() const {
+int OwnConv::slices() const {
   const Args& a = args_;
   const int out_channels = a.groups * a.group_out, elements = a.group_in * a.kernel * a.kernel;
   if (sums_images()) return std::clamp(kWantedBlocks / out_channels, 1, a.batch);
@@ -332,15 +337,10 @@ int OwnConv2d::slices() const {
   return std::clamp(kWantedBlocks / tiles, 1, std::max(1, depth / 256));
 }
 
-std::size_t OwnConv2d::workspace_bytes() const {
+void OwnConv::forward(const void* x, const void* w, const void* b, void* y, void* /*workspace*/) {
   const Args& a = args_;
-  const int elements = a.group_in * a.kernel * a.kernel + (sums_images() ? 1 : 0);
-  return sizeof(float) * static_cast<std::size_t>(std::int64_t{slices()} * a.groups * a.group_out * elements);
-}
-
-int OwnConv2d::forward(const void* x, const void* w, const void* b, void* y, void* stream) const {
-  const Args& a = args_;
-  return with_type(dtype_, [&](auto type) {
+  void* const stream = device_->stream();
+  const int error = with_type(dtype_, [&](auto type) {
     using T = decltype(type);
     if (fits_shared(a.group_in, a.x.pixels))
       return launch_image<false>(a, as<T>(x), as<T>(w), as<T>(b), as<T>(y), stream);
@@ -348,11 +348,16 @@ int OwnConv2d::forward(const void* x, const void* w, const void* b, void* y, voi
                                                a.batch * a.y.pixels, a.group_out, a.groups},
                         stream);
   });
+  device_->report_cuda(error, "conv2d");
 }
 
-int OwnConv2d::backward_data(const void* w, const void* dy, void* dx, void* stream) const {
+void OwnConv::backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
+                       void* workspace) {
+  device_->report_cuda(backward_filter(x, dy, dw, db, workspace), "conv2d backward (filter)");
+  if (dx == nullptr) return;
   const Args& a = args_;
-  return with_type(dtype_, [&](auto type) {
+  void* const stream = device_->stream();
+  const int error = with_type(dtype_, [&](auto type) {
     using T = decltype(type);
     const T* const none = nullptr;
     if (fits_shared(a.group_out, a.y.pixels))
@@ -361,12 +366,13 @@ int OwnConv2d::backward_data(const void* w, const void* dy, void* dx, void* stre
                                               a.group_in, a.groups},
                         stream);
   });
+  device_->report_cuda(error, "conv2d backward (data)");
 }
 
-int OwnConv2d::backward_filter(const void* x, const void* dy, float* dw, float* db, void* workspace,
-                               void* stream) const {
+int OwnConv::backward_filter(const void* x, const void* dy, float* dw, float* db, void* workspace) const {
   const Args& a = args_;
   auto* const partial = static_cast<float*>(workspace);
+  void* const stream = device_->stream();
   const int out_channels = a.y.channels, count = slices();
   const int row = a.group_in * a.kernel * a.kernel + (sums_images() ? 1 : 0);
   const int error = with_type(dtype_, [&](auto type) {
@@ -375,30 +381,32 @@ int OwnConv2d::backward_filter(const void* x, const void* dy, float* dw, float* 
                       static_cast<unsigned>((row + kThreads - 1) / kThreads), 1};
     if (sums_images())
       return launch<image_filter_kernel<T>>(blocks, kThreads, stream, a, count, as<T>(x), as<T>(dy), partial);
-    const int done = tile_product(
+    return tile_product(
         FilterProduct<T>{a, as<T>(x), as<T>(dy), partial, a.group_out, row, a.groups * count, count}, stream);
-    return done == cudaSuccess && db != nullptr ? bias_gradient(dy, db, stream) : done;
   });
   if (error != cudaSuccess) return error;
+  if (!sums_images() && db != nullptr) bias_gradient(dy, db);
   return for_each_element(std::int64_t{out_channels} * row, stream,
                           SumSlices{partial, count, out_channels * row, row, sums_images(), dw, db});
 }
 
-int OwnConv2d::add_bias(void* y, const void* b, void* stream) const {
-  return with_type(dtype_, [&](auto type) {
+void OwnConv::add_bias(void* y, const void* b) const {
+  const Images& images = args_.y;
+  const int error = with_type(dtype_, [&](auto type) {
     using T = decltype(type);
-    const Images& images = args_.y;
-    return for_each_element(std::int64_t{args_.batch} * images.channels * images.pixels, stream,
+    return for_each_element(std::int64_t{args_.batch} * images.channels * images.pixels, device_->stream(),
                             AddBias<T>{as<T>(y), as<T>(b), images});
   });
+  device_->report_cuda(error, "conv2d (bias)");
 }
 
-int OwnConv2d::bias_gradient(const void* dy, float* db, void* stream) const {
-  return with_type(dtype_, [&](auto type) {
+void OwnConv::bias_gradient(const void* dy, float* db) const {
+  const int error = with_type(dtype_, [&](auto type) {
     using T = decltype(type);
     const dim3 channels{static_cast<unsigned>(args_.y.channels), 1, 1};
-    return launch<bias_gradient_kernel<T>>(channels, kThreads, stream, args_, as<T>(dy), db);
+    return launch<bias_gradient_kernel<T>>(channels, kThreads, device_->stream(), args_, as<T>(dy), db);
   });
+  device_->report_cuda(error, "conv2d backward (bias)");
 }
 
 }  // namespace muster::nn::cuda

@@ -21,10 +21,7 @@ struct ConvShape {
 
 /// Who computes the shape is chosen when it is made; it allocates no memory of the device then or later.
 struct PreparedConv2d : Prepared {
-  /// kInvalidArgument, kUnsupported: a size below 1, a kernel larger than the padded image, a tensor of more
-  /// than 2^31 elements.
   [[nodiscard]] static Result<std::unique_ptr<PreparedConv2d>> make(Device& device, const ConvShape& shape);
-
   /// y = conv(x, w) + b. `workspace`: workspace_bytes. On a GPU b and db may be nullptr: there is no bias.
   virtual void forward(const void* x, const void* w, const void* b, void* y, void* workspace) = 0;
   /// dw, db are overwritten; dx is overwritten, or not computed when nullptr (first layer).

@@ -2,8 +2,8 @@
 // muster's own convolution on a GPU. An image whose planes fit into a block's shared memory (LeNet's sizes)
 // is loaded there once and its outputs are summed from there; the filter's gradient is summed image by image
 // in many blocks and then over these, always in the same order. Other shapes are matrix products by tiles
-// (gemm.cuh), the filter's gradient with its depth split over blocks. Each function enqueues and returns a
-// cudaError_t. Tensors as ConvShape says, in any format; b and db may be nullptr.
+// (gemm.cuh), the filter's gradient with its depth split over blocks. Tensors as ConvShape says, in any
+// format; b and db may be nullptr.
 #pragma once
 
 #include "worker_runtime/ops/conv2d/conv2d.h"
@@ -11,19 +11,12 @@
 
 namespace muster::nn::cuda {
 
-class OwnConv2d {
+class OwnConv : public PreparedConv2d {
  public:
-  explicit OwnConv2d(const ConvShape& shape);
-
-  /// For backward_filter().
-  [[nodiscard]] std::size_t workspace_bytes() const;
-  [[nodiscard]] int forward(const void* x, const void* w, const void* b, void* y, void* stream) const;
-  [[nodiscard]] int backward_data(const void* w, const void* dy, void* dx, void* stream) const;
-  [[nodiscard]] int backward_filter(const void* x, const void* dy, float* dw, float* db, void* workspace,
-                                    void* stream) const;
-  /// y += b per channel, and db = the sums of dy per channel: what is left to do beside a library.
-  [[nodiscard]] int add_bias(void* y, const void* b, void* stream) const;
-  [[nodiscard]] int bias_gradient(const void* dy, float* db, void* stream) const;
+  OwnConv(Device& device, const ConvShape& shape);
+  void forward(const void* x, const void* w, const void* b, void* y, void* workspace) override;
+  void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
+                void* workspace) override;
 
   /// x, or y: images of `channels` and `pixels`, and how far apart they lie.
   struct Images {
@@ -40,7 +33,16 @@ class OwnConv2d {
     Images x, y;
   };
 
+ protected:
+  /// y += b per channel, and db = the sums of dy per channel: what is left to do beside a library.
+  void add_bias(void* y, const void* b) const;
+  void bias_gradient(const void* dy, float* db) const;
+
+  Device* device_;
+
  private:
+  [[nodiscard]] int backward_filter(const void* x, const void* dy, float* dw, float* db,
+                                    void* workspace) const;
   [[nodiscard]] bool fits_shared(int planes, int pixels) const;
   [[nodiscard]] bool sums_images() const;
   [[nodiscard]] int slices() const;  // of the sums for the filter's gradient
@@ -48,5 +50,8 @@ class OwnConv2d {
   Args args_;
   DType dtype_;
 };
+
+/// By cuDNN (dnn_conv.cc); nullptr: it has no engine that is allowed.
+[[nodiscard]] std::unique_ptr<PreparedConv2d> make_dnn_conv(Device& device, const ConvShape& shape);
 
 }  // namespace muster::nn::cuda

@@ -15,6 +15,7 @@
 #include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
+#include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -60,7 +61,6 @@ HWY_INLINE float other_exponentials_narrow(const float* row, int classes, int la
 /// 4 rows of 10 classes: 0.20 us on one core of a Zen 4.
 void loss(const LossArgs& a, LossTotals* totals) {
   const auto [logits, labels, batch, classes, dlogits, smoothing, scale_at] = a;
-  const Row eight;
   double loss_sum = 0;
   std::int64_t correct = 0, correct5 = 0;
   const float factor = scale_at == nullptr ? 1.0F : *scale_at;
@@ -74,7 +74,7 @@ void loss(const LossArgs& a, LossTotals* totals) {
     for (int k = 1; k < classes; ++k) winner = row[k] > row[winner] ? k : winner;
     const float largest = row[winner];
     const float others = classes >= kLanes<Row>
-                             ? other_exponentials(eight, row, classes, label, largest, out)
+                             ? other_exponentials(Row(), row, classes, label, largest, out)
                              : other_exponentials_narrow(row, classes, label, largest, out);
     const double below = static_cast<double>(row[label]) - largest;  // 0 when the label has the largest logit
     const double of_label = below == 0 ? 1.0 : std::exp(below), sum = others + of_label;
@@ -110,10 +110,9 @@ namespace nn {
 
 HWY_EXPORT(loss);
 
-int cross_entropy(const LossArgs& args, LossTotals* totals, [[maybe_unused]] void* stream) {
-#ifdef MUSTER_HAS_CUDA
-  if (stream != nullptr) return cuda::cross_entropy(args, totals, stream);
-#endif
+int cross_entropy(const LossArgs& args, LossTotals* totals, void* stream) {
+  if constexpr (kHasCuda)
+    if (stream != nullptr) return cuda::cross_entropy(args, totals, stream);
   HWY_DYNAMIC_DISPATCH(loss)(args, totals);
   return 0;
 }

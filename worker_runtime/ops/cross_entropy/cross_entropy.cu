@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "worker_runtime/ops/cross_entropy/cross_entropy.h"
-#include "worker_runtime/ops/warp.cuh"
+#include "worker_runtime/ops/elementwise.cuh"
 
 namespace muster::nn::cuda {
 namespace {

@@ -40,10 +40,12 @@ class Dropout final : public Operation {
  private:
   void apply_mask(const Frame& f, const Tensor& from, const Tensor& to) const {
     const DropoutArgs args{to.dtype, from.data, to.data, to.count(), f.random, f.operation, p_};
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr) return f.report_cuda(cuda::dropout(args, f.stream), "dropout");
-#endif
-    for (std::int64_t quad = 0; 4 * quad < args.count; ++quad) dropout_quad<false>(args, quad);
+    if constexpr (kHasCuda)
+      if (f.stream != nullptr) return f.report_cuda(cuda::dropout(args, f.stream), "dropout");
+    const DropoutBody body{args};
+    std::int64_t i = 0;
+    for (; i + 4 <= args.count; i += 4) body.at<4>(i);
+    for (; i < args.count; ++i) body.at<1>(i);
   }
 
   float p_;
@@ -56,9 +58,8 @@ Value dropout(Value x, float p) {
 }
 
 void advance(const Frame& f) {
-#ifdef MUSTER_HAS_CUDA
-  if (f.stream != nullptr) return f.report_cuda(cuda::advance(f.random, f.stream), "dropout's step");
-#endif
+  if constexpr (kHasCuda)
+    if (f.stream != nullptr) return f.report_cuda(cuda::advance(f.random, f.stream), "dropout's step");
   advance(*f.random);
 }
 

@@ -5,12 +5,6 @@
 namespace muster::nn::cuda {
 namespace {
 
-template <bool kAligned>
-struct DropoutBody {
-  DropoutArgs args;
-  __device__ void operator()(std::int64_t quad) const { dropout_quad<kAligned>(args, quad); }
-};
-
 struct AdvanceBody {
   RandomState* random;
   __device__ void operator()(std::int64_t /*only*/) const { nn::advance(*random); }
@@ -19,9 +13,7 @@ struct AdvanceBody {
 }  // namespace
 
 int dropout(const DropoutArgs& args, void* stream) {
-  const std::int64_t quads = (args.count + 3) / 4;
-  if (are_aligned({args.from, args.to})) return for_each_element(quads, stream, DropoutBody<true>{args});
-  return for_each_element(quads, stream, DropoutBody<false>{args});
+  return for_each_lane(args.count, stream, DropoutBody{args}, {args.from, args.to});  // as of floats: by four
 }
 
 int advance(RandomState* random, void* stream) {

@@ -32,29 +32,27 @@ struct DropoutArgs {
   float p;
 };
 
-/// Elements 4 * quad to 4 * quad + 3: each is kept, times 1 / (1 - p), or 0. `kAligned`: both arrays are, to
-/// 16 bytes.
-template <bool kAligned>
-MUSTER_HD void dropout_quad(const DropoutArgs& a, std::int64_t quad) {
-  const RandomState& random = *a.random;
-  const FourWords drawn =
-      philox({{static_cast<std::uint32_t>(quad), a.operation, static_cast<std::uint32_t>(random.step),
-               random.shard}},
-             static_cast<std::uint32_t>(random.seed), static_cast<std::uint32_t>(random.seed >> 32));
-  const float scale = a.p < 1 ? 1 / (1 - a.p) : 0;
-  const auto dropped = [&](int k, float value) {
-    // 24 bits, as a float of [0, 1) has them.
-    return static_cast<float>(drawn.word[k] >> 8U) * 0x1p-24F >= a.p ? value * scale : 0;
-  };
-  if (kAligned && 4 * quad + 4 <= a.count) {
-    Lanes<4> values = load<4>(a.from, a.dtype, 4 * quad);
+/// Elements i to i + N - 1 of a group of four: each is kept, times 1 / (1 - p), or 0.
+struct DropoutBody {
+  DropoutArgs a;
+  template <int N>
+  MUSTER_HD void at(std::int64_t i) const {
+    const RandomState& random = *a.random;
+    const FourWords drawn =
+        philox({{static_cast<std::uint32_t>(i / 4), a.operation, static_cast<std::uint32_t>(random.step),
+                 random.shard}},
+               static_cast<std::uint32_t>(random.seed), static_cast<std::uint32_t>(random.seed >> 32));
+    const float scale = a.p < 1 ? 1 / (1 - a.p) : 0;
+    Lanes<N> values = load<N>(a.from, a.dtype, i);
     MUSTER_UNROLL
-    for (int k = 0; k < 4; ++k) values.v[k] = dropped(k, values.v[k]);
-    return store(a.to, a.dtype, 4 * quad, values);
+    for (int l = 0; l < N; ++l) {
+      // 24 bits, as a float of [0, 1) has them.
+      const float of_one = static_cast<float>(drawn.word[N == 4 ? l : i % 4] >> 8U) * 0x1p-24F;
+      values.v[l] = of_one >= a.p ? values.v[l] * scale : 0;
+    }
+    store(a.to, a.dtype, i, values);
   }
-  for (int k = 0; k < 4 && 4 * quad + k < a.count; ++k)
-    store_float(a.to, a.dtype, 4 * quad + k, dropped(k, load_as_float(a.from, a.dtype, 4 * quad + k)));
-}
+};
 
 /// Before a forward pass in training.
 MUSTER_HD void advance(RandomState& random) {
@@ -64,11 +62,9 @@ MUSTER_HD void advance(RandomState& random) {
 }
 void advance(const Frame& frame);
 
-#ifdef MUSTER_HAS_CUDA
 namespace cuda {  // dropout.cu
 int dropout(const DropoutArgs& args, void* stream);
 int advance(RandomState* random, void* stream);
 }  // namespace cuda
-#endif
 
 }  // namespace muster::nn

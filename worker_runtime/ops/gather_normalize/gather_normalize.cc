@@ -55,11 +55,10 @@ namespace muster::nn {
 
 HWY_EXPORT(gather);
 
-void gather_normalize([[maybe_unused]] Device& device, const GatherArgs& args) {
-#ifdef MUSTER_HAS_CUDA
-  if (void* const stream = device.stream(); stream != nullptr)
-    return device.report_cuda(cuda::gather_normalize(args, stream), "gather_normalize");
-#endif
+void gather_normalize(Device& device, const GatherArgs& args) {
+  if constexpr (kHasCuda)
+    if (void* const stream = device.stream(); stream != nullptr)
+      return device.report_cuda(cuda::gather_normalize(args, stream), "gather_normalize");
   HWY_DYNAMIC_DISPATCH(gather)(args);
 }
 

@@ -4,8 +4,6 @@
 
 #include <muster/compute.h>
 
-#include "worker_runtime/ops/cast/half.h"
-
 namespace muster::nn {
 
 /// x[i] = (images[indices[i]] / 255 - mean) / stddev, with mean and stddev of the channel; out_labels[i] =
@@ -23,29 +21,6 @@ struct GatherArgs {
   std::int32_t* out_labels;  // (batch)
   int channels = 1;          // image_elements / channels values have a mean of their own
 };
-
-/// Values i to i + N - 1 of x, of one channel of one image; x has less than 2^31.
-template <int N = 1>
-MUSTER_HD void gather_elements(const GatherArgs& a, std::int64_t i) {
-  const auto n =
-      static_cast<int>(static_cast<std::uint32_t>(i) / static_cast<std::uint32_t>(a.image_elements));
-  const int e = static_cast<int>(i - std::int64_t{n} * a.image_elements);
-  const int channel = e / (a.image_elements / a.channels);
-  float mean = a.mean[0], stddev = a.stddev[0];
-  MUSTER_UNROLL  // a GPU copies an array that it indexes with what it does not know
-      for (int c = 1; c < GatherArgs::kMaxChannels; ++c) if (c == channel) {
-    mean = a.mean[c];
-    stddev = a.stddev[c];
-  }
-  const std::int64_t image = a.indices == nullptr ? n : a.indices[n];
-  using Bytes = Stored<N, std::uint8_t>;
-  const Bytes bytes = *reinterpret_cast<const Bytes*>(a.images + image * a.image_elements + e);
-  Lanes<N> values;
-  MUSTER_UNROLL
-  for (int l = 0; l < N; ++l) values.v[l] = (static_cast<float>(bytes.v[l]) / 255.0F - mean) / stddev;
-  store(a.x + i, values);
-  if (e == 0 && a.indices != nullptr) a.out_labels[n] = a.labels[image];
-}
 
 /// Only enqueues on a GPU.
 void gather_normalize(Device& device, const GatherArgs& args);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/elementwise.cuh"
 #include "worker_runtime/ops/gemm.cuh"
-#include "worker_runtime/ops/linear/cuda_linear.h"
-#include "worker_runtime/ops/warp.cuh"
+#include "worker_runtime/ops/linear/linear.h"
 
 namespace muster::nn::cuda {
 namespace {

@@ -16,7 +16,7 @@ struct LinearShape {
 
 /// Who computes the shape is chosen when it is made; it allocates no memory of the device then or later.
 struct PreparedLinear : Prepared {
-  /// kInvalidArgument, kUnsupported: a size below 1, a tensor of more than 2^31 elements.
+  /// kUnsupported: a tensor of more than 2^31 elements.
   [[nodiscard]] static Result<std::unique_ptr<PreparedLinear>> make(Device& device, const LinearShape& shape);
 
   /// y = x w^T + b, then max(., 0) if `relu`. `workspace`: workspace_bytes.
@@ -43,9 +43,26 @@ void linear_vector_backward(const LinearShape& shape, const float* x, const floa
 void linear_sgemm_backward(const LinearShape& shape, const float* x, const float* w, const float* dy,
                            float* dx, float* dw);
 
-namespace cuda {  // cuda_linear.cc
+namespace cuda {
 [[nodiscard]] std::unique_ptr<PreparedLinear> prepare_linear(Device& device, const LinearShape& shape);
-}
+
+// linear.cu: muster's own on a GPU. Up to 64 samples, where a product is a few dot products per weight and a
+// library's call costs more than the work: forward a warp per output feature, which reads its weights once
+// for some samples; backward one launch for dx, dw and db, which masks by ReLU while it reads. More samples:
+// products by tiles (gemm.cuh). Each function enqueues and returns a cudaError_t.
+inline constexpr int kSmallBatch = 64;
+
+[[nodiscard]] int linear_forward(const LinearShape& shape, const void* x, const void* w, const void* b,
+                                 void* y, bool relu, void* stream);
+/// With `relu` and a large batch dy is masked in place.
+[[nodiscard]] int linear_backward(const LinearShape& shape, const void* x, const void* w, const void* y,
+                                  void* dy, void* dx, float* dw, float* db, bool relu, void* stream);
+/// dx = dy, or 0 where y is not positive; a NaN lets the gradient pass, as in PyTorch. dx may be dy. relu.cu
+[[nodiscard]] int relu_backward(DType dtype, const void* y, const void* dy, void* dx, std::int64_t count,
+                                void* stream);
+/// db = the sum of dy over the batch.
+[[nodiscard]] int bias_gradient(const LinearShape& shape, const void* dy, float* db, void* stream);
+}  // namespace cuda
 
 /// A Linear of the same features followed by ReLU, if `operation` is one without; nullptr otherwise.
 [[nodiscard]] std::unique_ptr<Operation> linear_with_relu(const Operation& operation);

@@ -12,14 +12,12 @@
 
 namespace muster::nn {
 
-#ifdef MUSTER_HAS_CUDA
 namespace cuda {  // max_pool.cu
 int max_pool_forward(const MaxPoolSizes& sizes, DType dtype, const void* x, void* y, std::uint8_t* winner,
                      void* stream);
 int max_pool_backward(const MaxPoolSizes& sizes, DType dtype, const void* dy, const std::uint8_t* winner,
                       void* dx, void* stream);
 }  // namespace cuda
-#endif
 
 namespace {
 
@@ -68,7 +66,7 @@ class MaxPool2d final : public Operation {
   Shape output_;
 };
 
-/// As max_pool_elements(), for some outputs of a row at a time, a place of the window after another: loops
+/// As MaxPoolForward, for some outputs of a row at a time, a place of the window after another: loops
 /// that the compiler makes vectors of. kStride: the stride, or 0 for any.
 template <int kStride>
 void max_pool_rows(const MaxPoolSizes& s, const float* x, float* y, std::uint8_t* winner) {
@@ -120,11 +118,10 @@ std::unique_ptr<Operation> max_pool_with_relu(const Operation& operation) {
   return std::make_unique<MaxPool2d>(pool->options(), true);
 }
 
-int max_pool_forward(const MaxPoolSizes& s, const void* from, void* to, std::uint8_t* winner,
-                     [[maybe_unused]] void* stream, [[maybe_unused]] DType dtype) {
-#ifdef MUSTER_HAS_CUDA
-  if (stream != nullptr) return cuda::max_pool_forward(s, dtype, from, to, winner, stream);
-#endif
+int max_pool_forward(const MaxPoolSizes& s, const void* from, void* to, std::uint8_t* winner, void* stream,
+                     DType dtype) {
+  if constexpr (kHasCuda)
+    if (stream != nullptr) return cuda::max_pool_forward(s, dtype, from, to, winner, stream);
   const auto* const x = as<float>(from);
   auto* const y = as<float>(to);
   if (relu_max_pool_rows(s, x, y, winner)) return 0;
@@ -133,10 +130,9 @@ int max_pool_forward(const MaxPoolSizes& s, const void* from, void* to, std::uin
 }
 
 int max_pool_backward(const MaxPoolSizes& s, const void* from, const std::uint8_t* winner, void* to,
-                      [[maybe_unused]] void* stream, [[maybe_unused]] DType dtype) {
-#ifdef MUSTER_HAS_CUDA
-  if (stream != nullptr) return cuda::max_pool_backward(s, dtype, from, winner, to, stream);
-#endif
+                      void* stream, DType dtype) {
+  if constexpr (kHasCuda)
+    if (stream != nullptr) return cuda::max_pool_backward(s, dtype, from, winner, to, stream);
   const auto* dy = as<float>(from);
   auto* dx = as<float>(to);
   if (relu_max_unpool_rows(s, dy, winner, dx)) return 0;

@@ -5,19 +5,6 @@
 namespace muster::nn::cuda {
 namespace {
 
-template <class T>
-struct Forward {
-  MaxPoolSizes s;
-  const T* x;
-  T* y;
-  std::uint8_t* winner;
-
-  template <int N>
-  __device__ void at(std::int64_t i) const {
-    max_pool_elements<N>(s, x, y, winner, i);
-  }
-};
-
 /// For each element of dx a thread adds up the windows that it won, in the order of the CPU's loop: the same
 /// bits.
 template <class T>
@@ -58,7 +45,7 @@ int max_pool_forward(const MaxPoolSizes& s, DType dtype, const void* x, void* y,
   return with_type(dtype, [&](auto type) {
     using T = decltype(type);
     return for_each_lane<T>(std::int64_t{s.planes} * s.out_height * s.out_width * s.channels, stream,
-                            Forward<T>{s, as<T>(x), as<T>(y), winner}, {x, y, winner}, s.channels);
+                            MaxPoolForward<T>{s, as<T>(x), as<T>(y), winner}, {x, y, winner}, s.channels);
   });
 }
 

@@ -6,12 +6,10 @@
 
 namespace muster::nn {
 
-#ifdef MUSTER_HAS_CUDA
 namespace cuda {  // relu.cu
 int relu_forward(DType dtype, const void* x, void* y, std::int64_t count, void* stream);
 int relu_backward(DType dtype, const void* y, const void* dy, void* dx, std::int64_t count, void* stream);
 }  // namespace cuda
-#endif
 
 namespace {
 
@@ -30,10 +28,9 @@ class Relu final : public Operation {
   }
   void forward(const Frame& f) const override {
     const std::int64_t count = f.y.count();
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr)
-      return f.report_cuda(cuda::relu_forward(f.y.dtype, f.x[0].data, f.y.data, count, f.stream), "relu");
-#endif
+    if constexpr (kHasCuda)
+      if (f.stream != nullptr)
+        return f.report_cuda(cuda::relu_forward(f.y.dtype, f.x[0].data, f.y.data, count, f.stream), "relu");
     const float* x = f.x[0].f32();
     float* y = f.y.f32();
     for (std::int64_t i = 0; i < count; ++i) y[i] = x[i] <= 0 ? 0 : x[i];
@@ -41,11 +38,11 @@ class Relu final : public Operation {
   void backward(const Frame& f) const override {
     if (!f.dx[0]) return;
     const std::int64_t count = f.y.count();
-#ifdef MUSTER_HAS_CUDA
-    if (f.stream != nullptr)
-      return f.report_cuda(cuda::relu_backward(f.y.dtype, f.y.data, f.dy.data, f.dx[0].data, count, f.stream),
-                           "relu backward");
-#endif
+    if constexpr (kHasCuda)
+      if (f.stream != nullptr)
+        return f.report_cuda(
+            cuda::relu_backward(f.y.dtype, f.y.data, f.dy.data, f.dx[0].data, count, f.stream),
+            "relu backward");
     const float *y = f.y.f32(), *dy = f.dy.f32();
     float* dx = f.dx[0].f32();
     for (std::int64_t i = 0; i < count; ++i) {

@@ -1,14 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker_runtime/ops/conv2d/dnn_conv_plan.h"
-
+// The three passes of one convolution shape as execution plans of cuDNN 9's graph interface: operation graph,
+// heuristic mode A (then its fallback list), the first engine that is allowed and builds, or the fastest of
+// the first ones. All tensors in ConvShape's format, sums in float32; engines that use Winograd or FFT are
+// passed over. Built once per shape before the first step, which then only enqueues. Source: cudnn_graph.h of
+// cuDNN 9.19; PyTorch's filterEngineConfigs (Conv_v8.cpp).
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
+
+#include "worker_runtime/device/cuda/cuda_device.h"
+#include "worker_runtime/device/cuda/cuda_dnn.h"
+#include "worker_runtime/ops/cast/cast.h"
+#include "worker_runtime/ops/conv2d/cuda_conv2d.h"
 
 namespace muster::nn::cuda {
 namespace {
 
+using muster::cuda::CudaDevice;
 using muster::cuda::CudaDnn;
 using muster::cuda::DnnDescriptor;
 
@@ -19,6 +31,10 @@ enum TensorId : std::int64_t { kX = 1, kW = 2, kY = 3 };
 constexpr std::int64_t kMaxCandidates = 32;
 // Of so many of them the fastest is found out.
 constexpr std::size_t kTimed = 4;
+// What plans promise cuDNN of every pointer, so that it may choose engines that load four floats at once.
+// Arenas and activations of muster's models keep it, as they are cut from allocations (256 bytes) at
+// multiples of 64 bytes.
+constexpr std::int64_t kConvAlignment = 16;
 // Plans that want more scratch than this are passed over.
 constexpr std::int64_t kMaxWorkspace = std::int64_t{512} << 20;
 
@@ -31,12 +47,11 @@ Result<DnnDescriptor> tensor(const CudaDnn& dnn, std::int64_t id, const TensorFo
                                                                  : CUDNN_DATA_FLOAT;
   std::array<std::int64_t, 4> strides{dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
   if (format.layout == Layout::kNHWC) strides = {strides[0], 1, dims[3] * dims[1], dims[1]};
-  const std::int64_t alignment = kConvAlignment;
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type));
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims.data()));
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides.data()));
   MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id));
-  MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment));
+  MUSTER_OK(made.set(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &kConvAlignment));
   MUSTER_OK(made.finalize());
   return made;
 }
@@ -59,48 +74,28 @@ Result<DnnDescriptor> convolution(const CudaDnn& dnn, const ConvShape& shape) {
   return made;
 }
 
-/// One pass' operation: the roles are the same, the attributes' numbers are not; and what its x, w and y are
-/// to the caller.
+/// One pass' operation: the roles are the same, the attributes' numbers are not.
 struct PassNames {
   std::string_view name;
-  std::array<std::string_view, 3> tensors;
   cudnnBackendDescriptorType_t type;
   cudnnBackendAttributeName_t x, w, y, conv, alpha, beta;
 };
 
-constexpr std::array<PassNames, 3> kPasses{{{"forward",
-                                             {"x", "w", "y"},
-                                             CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
-                                            {"backward data",
-                                             {"dx", "w", "dy"},
-                                             CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
-                                            {"backward filter",
-                                             {"x", "dw", "dy"},
-                                             CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA,
-                                             CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}}};
+constexpr std::array<PassNames, 3> kPasses{
+    {{"forward", CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA},
+     {"backward data", CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA},
+     {"backward filter", CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC,
+      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA}}};
 
-const PassNames& names_of(ConvPlan::Pass pass) {
-  return kPasses.at(static_cast<std::size_t>(pass));
-}
-
-bool is_allowed_engine(const CudaDnn& dnn, const DnnDescriptor& config, const ConvPlanOptions& options,
+bool is_allowed_engine(const CudaDnn& dnn, const DnnDescriptor& config, const ComputeOptions& options,
                        DType dtype) {
   auto engine = DnnDescriptor::make(dnn, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   if (!engine) return false;
@@ -124,7 +119,7 @@ bool is_allowed_engine(const CudaDnn& dnn, const DnnDescriptor& config, const Co
     else if (note != CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP)
       notes.approximate = true;
   }
-  return is_allowed(notes, options.deterministic, options.tf32 || dtype != DType::kFloat32);
+  return is_allowed(notes, options.deterministic, options.conv_tf32 || dtype != DType::kFloat32);
 }
 
 struct Proposed {
@@ -136,8 +131,8 @@ struct Proposed {
 /// Builds the first `most` acceptable engine configurations that `mode` proposes, or the one at `place`
 /// alone; what the plans refer to goes to `parts`.
 Result<std::vector<Proposed>> propose(const CudaDnn& dnn, const DnnDescriptor& graph,
-                                      cudnnBackendHeurMode_t mode, const ConvPlanOptions& options,
-                                      DType dtype, std::size_t most, std::optional<int> place,
+                                      cudnnBackendHeurMode_t mode, const ComputeOptions& options, DType dtype,
+                                      std::size_t most, std::optional<int> place,
                                       std::vector<DnnDescriptor>& parts) {
   MUSTER_TRY(DnnDescriptor heuristic, DnnDescriptor::make(dnn, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR));
   MUSTER_OK(heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph));
@@ -239,11 +234,11 @@ std::vector<float> time_plans(const CudaDnn& dnn, const std::vector<Proposed>& p
 }
 
 /// What the choice depends on.
-std::string key_of(const CudaDnn& dnn, const ConvShape& s, const PassNames& names,
-                   const ConvPlanOptions& options) {
-  std::string key = std::string(options.device) + "|cuDNN " + dnn.version() + "|conv2d " +
+std::string key_of(CudaDevice& gpu, const ConvShape& s, const PassNames& names) {
+  const ComputeOptions& options = gpu.options();
+  std::string key = std::string(gpu.name()) + "|cuDNN " + gpu.dnn()->version() + "|conv2d " +
                     std::string(names.name) + "|" + std::string(to_string(s.format.dtype)) +
-                    (s.format.layout == Layout::kNHWC ? "|NHWC" : "") + (options.tf32 ? "|TF32" : "") +
+                    (s.format.layout == Layout::kNHWC ? "|NHWC" : "") + (options.conv_tf32 ? "|TF32" : "") +
                     (options.deterministic ? "|deterministic" : "");
   for (const int number :
        {s.batch, s.in_channels, s.height, s.width, s.out_channels, s.kernel, s.stride, s.padding, s.groups})
@@ -251,15 +246,15 @@ std::string key_of(const CudaDnn& dnn, const ConvShape& s, const PassNames& name
   return key;
 }
 
-Result<Proposed> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan::Pass pass,
-                           const ConvPlanOptions& options, std::vector<DnnDescriptor>& parts) {
+Result<Proposed> plan_pass(CudaDevice& gpu, const ConvShape& s, const PassNames& names,
+                           std::vector<DnnDescriptor>& parts) {
+  const CudaDnn& dnn = *gpu.dnn();
   MUSTER_TRY(DnnDescriptor x, tensor(dnn, kX, s.format, {s.batch, s.in_channels, s.height, s.width}));
   MUSTER_TRY(DnnDescriptor w,
              tensor(dnn, kW, s.format, {s.out_channels, s.in_channels / s.groups, s.kernel, s.kernel}));
   MUSTER_TRY(DnnDescriptor y,
              tensor(dnn, kY, s.format, {s.batch, s.out_channels, s.out_height(), s.out_width()}));
   MUSTER_TRY(DnnDescriptor conv, convolution(dnn, s));
-  const PassNames& names = names_of(pass);
   const float one = 1.0F, zero = 0.0F;
   MUSTER_TRY(DnnDescriptor operation, DnnDescriptor::make(dnn, names.type));
   MUSTER_OK(operation.set(names.x, x));
@@ -275,49 +270,131 @@ Result<Proposed> plan_pass(const CudaDnn& dnn, const ConvShape& s, ConvPlan::Pas
   MUSTER_OK(graph.set(CUDNN_ATTR_OPERATIONGRAPH_OPS, operation));
   MUSTER_OK(graph.set(CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &handle));
   MUSTER_OK(graph.finalize());
-  const std::string key = key_of(dnn, s, names, options);
-  const auto known = options.timed != nullptr ? options.timed->find(key) : std::nullopt;
-  const std::size_t most = options.timed != nullptr ? kTimed : 1;
-  auto plans = propose(dnn, graph, CUDNN_HEUR_MODE_A, options, s.format.dtype, most, known, parts);
+  const std::string key = key_of(gpu, s, names);
+  PlanCache* const timed = gpu.options().benchmark ? &gpu.plan_cache() : nullptr;
+  const auto known = timed != nullptr ? timed->find(key) : std::nullopt;
+  const auto from = [&](cudnnBackendHeurMode_t mode, std::size_t most, std::optional<int> place) {
+    return propose(dnn, graph, mode, gpu.options(), s.format.dtype, most, place, parts);
+  };
+  const std::size_t most = timed != nullptr ? kTimed : 1;
+  auto plans = from(CUDNN_HEUR_MODE_A, most, known);
   const bool kept = known && plans;
   // A choice that is not there was made by something else.
-  if (known && !plans)
-    plans = propose(dnn, graph, CUDNN_HEUR_MODE_A, options, s.format.dtype, most, std::nullopt, parts);
-  if (!plans)
-    plans = propose(dnn, graph, CUDNN_HEUR_MODE_FALLBACK, options, s.format.dtype, 1, std::nullopt, parts);
+  if (known && !plans) plans = from(CUDNN_HEUR_MODE_A, most, std::nullopt);
+  if (!plans) plans = from(CUDNN_HEUR_MODE_FALLBACK, 1, std::nullopt);
   if (!plans) return fail(std::move(plans).error());
   std::size_t chosen = 0;
   if (!kept && plans->size() > 1)
-    if (const auto best = fastest(time_plans(dnn, *plans, s, static_cast<cudaStream_t>(options.stream)))) {
+    if (const auto best = fastest(time_plans(dnn, *plans, s, static_cast<cudaStream_t>(gpu.stream())))) {
       chosen = static_cast<std::size_t>(*best);
-      options.timed->store(key, (*plans)[chosen].place);
+      timed->store(key, (*plans)[chosen].place);
     }
   for (DnnDescriptor* part : {&graph, &operation, &conv, &y, &w, &x}) parts.push_back(std::move(*part));
   return std::move((*plans)[chosen]);
 }
 
+/// A tensor that is not aligned as the plan promises costs speed, no error: muster's own kernels take every
+/// pointer. A second set of plans for 4 bytes would double planning and memory for calls no layer makes.
+class DnnConv final : public OwnConv {
+ public:
+  DnnConv(Device& device, const ConvShape& shape) : OwnConv(device, shape), format_(shape.format) {
+    filter_.rank = 4;
+    filter_.dims = {shape.out_channels, shape.in_channels / shape.groups, shape.kernel, shape.kernel};
+    filter_.dtype = format_.dtype;
+    backend = "cuDNN";
+  }
+  /// What is enqueued may still use the plans.
+  ~DnnConv() override { (void)cudaStreamSynchronize(static_cast<cudaStream_t>(device_->stream())); }
+
+  Result<void> plan(const ConvShape& shape) {
+    auto& gpu = static_cast<CudaDevice&>(*device_);
+    dnn_ = gpu.dnn();
+    std::int64_t most = 0;
+    for (std::size_t pass = 0; pass < kPasses.size(); ++pass) {
+      MUSTER_TRY(Proposed chosen, plan_pass(gpu, shape, kPasses[pass], parts_));
+      most = std::max(most, chosen.workspace_bytes);
+      plans_[pass] = std::move(chosen.plan);
+    }
+    filter_offset_ = (static_cast<std::size_t>(most) + 255) / 256 * 256;
+    const std::size_t filter_bytes = format_.dtype == DType::kFloat32 ? 0 : filter_.size_bytes();
+    workspace_bytes = std::max(workspace_bytes, filter_offset_ + filter_bytes);
+    return {};
+  }
+
+  void forward(const void* x, const void* w, const void* b, void* y, void* workspace) override {
+    if (!are_conv_aligned({x, w, y})) return OwnConv::forward(x, w, b, y, workspace);
+    run(kForward, x, in_layout(w, workspace), y, workspace);
+    if (b != nullptr) add_bias(y, b);
+  }
+  void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
+                void* workspace) override {
+    if (!are_conv_aligned({x, w, dy, dx, dw})) return OwnConv::backward(x, w, dy, dx, dw, db, workspace);
+    if (format_.dtype == DType::kFloat32) {
+      run(kBackwardFilter, x, dw, dy, workspace);
+    } else {  // by cuDNN in the type of x, as PyTorch's
+      const Tensor half = copy_of_filter(workspace);
+      run(kBackwardFilter, x, half.data, dy, workspace);
+      Tensor gradient = filter_;
+      gradient.data = dw;
+      gradient.dtype = DType::kFloat32;
+      convert(half, gradient);
+    }
+    if (dx != nullptr) run(kBackwardData, dx, in_layout(w, workspace), dy, workspace);
+    if (db != nullptr) bias_gradient(dy, db);
+  }
+
+ private:
+  enum Pass : std::size_t { kForward, kBackwardData, kBackwardFilter };
+
+  static bool are_conv_aligned(std::initializer_list<const void*> tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
+      return reinterpret_cast<std::uintptr_t>(tensor) % kConvAlignment == 0;
+    });
+  }
+  /// A place for the filter in the plan's format, behind the plan's workspace.
+  Tensor copy_of_filter(void* workspace) const {
+    Tensor copy = filter_;
+    copy.data = static_cast<std::uint8_t*>(workspace) + filter_offset_;
+    copy.layout = format_.layout;
+    return copy;
+  }
+  void convert(const Tensor& from, const Tensor& to) {
+    device_->report_cuda(cast(conversion(from, to), device_->stream()), "conv2d (filter)");
+  }
+  /// The filter in the plan's layout: one of 1x1 is the same in both.
+  const void* in_layout(const void* w, void* workspace) {
+    if (format_.layout == Layout::kNCHW || filter_.height() == 1) return w;
+    Tensor plain = filter_;
+    plain.data = const_cast<void*>(w);  // is only read
+    const Tensor copy = copy_of_filter(workspace);
+    convert(plain, copy);
+    return copy.data;
+  }
+  /// x, w and y stand for whichever of them and their gradients the pass reads and writes: forward x, w -> y;
+  /// backward data dy (as y), w -> dx (as x); backward filter x, dy (as y) -> dw (as w). In NHWC w is
+  /// (out_channels, kernel, kernel, in_channels / groups).
+  void run(Pass pass, const void* x, const void* w, const void* y, void* workspace) {
+    if (const auto done = execute(*dnn_, plans_[pass], {x, w, y}, workspace); !done)
+      device_->report(done.error());
+  }
+
+  const CudaDnn* dnn_ = nullptr;
+  // Whether a finalized plan still refers to what it was made of is not documented: all of it lives as long.
+  std::vector<DnnDescriptor> parts_;
+  std::array<DnnDescriptor, 3> plans_;
+  TensorFormat format_;
+  Tensor filter_;  // as the parameter lies in its arena; no data
+  std::size_t filter_offset_ = 0;
+};
+
 }  // namespace
 
-Result<ConvPlan> ConvPlan::make(const CudaDnn& dnn, const ConvShape& shape, const ConvPlanOptions& options) {
-  ConvPlan made(dnn);
-  for (const Pass pass : {Pass::kForward, Pass::kBackwardData, Pass::kBackwardFilter}) {
-    MUSTER_TRY(Proposed chosen, plan_pass(dnn, shape, pass, options, made.parts_));
-    made.workspace_bytes_ = std::max(made.workspace_bytes_, static_cast<std::size_t>(chosen.workspace_bytes));
-    made.plans_[static_cast<std::size_t>(pass)] = std::move(chosen.plan);
-  }
+std::unique_ptr<PreparedConv2d> make_dnn_conv(Device& device, const ConvShape& shape) {
+  auto made = std::make_unique<DnnConv>(device, shape);
+  const Result<void> planned = made->plan(shape);
+  (void)cudaGetLastError();  // engines that were tried in vain are no error of the next launch
+  if (!planned) return nullptr;
   return made;
-}
-
-Result<void> ConvPlan::run(Pass pass, const void* x, const void* w, const void* y, void* workspace) {
-  // cuDNN takes all pointers alike; it writes only what the pass produces.
-  const std::array<const void*, 3> pointers{x, w, y};
-  for (std::size_t i = 0; i < pointers.size(); ++i)
-    if (!is_conv_aligned(pointers[i]))
-      return fail(ErrorCode::kInvalidArgument,
-                  "convolution by cuDNN: " + std::string(names_of(pass).tensors[i]) +
-                      " is not at a multiple of " + std::to_string(kConvAlignment) +
-                      " bytes; place it there, or let muster's own kernel compute this call");
-  return execute(*dnn_, plans_[static_cast<std::size_t>(pass)], pointers, workspace);
 }
 
 }  // namespace muster::nn::cuda
