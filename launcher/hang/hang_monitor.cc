@@ -162,6 +162,7 @@ void HangMonitor::plan_look() {
 void HangMonitor::look() {
   seen_.clear();
   std::vector<Liveness> signs;
+  signs.reserve(static_cast<std::size_t>(environs_.job.local_world_size));
   for (int rank = 0; rank < environs_.job.local_world_size; ++rank)
     signs.push_back(seen_.emplace_back(look_at_worker(environs_, rank)).sign);
   const HangWatch::Change change = watch_->look(signs, SteadyClock::now());

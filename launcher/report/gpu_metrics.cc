@@ -69,6 +69,7 @@ std::vector<WorkerDevice> devices_of_workers(const Job& job, Environment environ
   if (!job.visible_devices.empty())
     environment.insert_or_assign(std::string(env::kCudaVisible), job.visible_devices);
   std::vector<WorkerDevice> out;
+  out.reserve(static_cast<std::size_t>(job.local_world_size));
   for (int rank = 0; rank < job.local_world_size; ++rank)
     out.push_back(device_of_worker(environment, rank, gpus));
   return out;
@@ -99,6 +100,7 @@ void put_gpu_metrics(MetricsText& out, const NodeGpus& node, std::string_view ho
     std::string gpu, device, pci, rank;
   };
   std::vector<Labels> labels;
+  labels.reserve(node.gpus.size());
   for (const GpuReading& each : node.gpus)
     labels.push_back({fmt::format("{}", each.gpu.index), fmt::format("nvidia{}", each.gpu.index),
                       bus_id(each.gpu.pci), to_ranges(each.ranks)});
