@@ -42,14 +42,14 @@ std::string error(const std::vector<DeviceCheck>& checks) {
   return findings[0].text;
 }
 
-DeviceCheck died(DeviceCheck check, const std::string& step, int signal) {
+DeviceCheck died(DeviceCheck check, std::string_view step, int signal) {
   check.step = step;
   check.done = false;
   check.signal = signal;
   return check;
 }
 
-DeviceCheck with_end(DeviceCheck check, const std::string& step, End end, bool was_ready) {
+DeviceCheck with_end(DeviceCheck check, std::string_view step, End end, bool was_ready) {
   check.step = step;
   check.done = false;
   check.end = end;
