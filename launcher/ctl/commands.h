@@ -68,9 +68,8 @@ struct JobsCommand {
 [[nodiscard]] std::string jobs_json(const net::QueryAnswer& answer);
 
 // musterctl gpus: which processes use the GPUs of this host (report/gpu_holders.h), as a table or JSON, and
-// with
-// --free the end of those of the caller that a dead agent left behind. Some seconds at most where the driver
-// does not answer: then processes are known by the device files that they have open.
+// with --free the end of those of the caller that a dead agent left behind. Some seconds at most where the
+// driver does not answer: then processes are known by the device files that they have open.
 
 struct GpusCommand {
   bool json = false;
