@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -103,8 +104,16 @@ Tile reduced_tile(const OpSpec& spec, int world_size) {
   return tile;
 }
 
-void fill(std::byte* data, const Tile& tile, std::size_t element, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) std::memcpy(data + i * element, tile[i % kPeriod].data(), element);
+/// The tile's elements from `phase` on, again and again.
+void fill(std::byte* data, const Tile& tile, std::size_t element, std::size_t count, std::size_t phase = 0) {
+  std::size_t filled = std::min(count, kPeriod);
+  for (std::size_t i = 0; i < filled; ++i)
+    std::memcpy(data + i * element, tile[(i + phase) % kPeriod].data(), element);
+  while (filled < count) {
+    const std::size_t more = std::min(filled, count - filled);
+    std::memcpy(data + filled * element, data, more * element);
+    filled += more;
+  }
 }
 
 }  // namespace
@@ -183,13 +192,13 @@ std::optional<std::string> OpRunner::compare(const OpSpec& spec, const std::byte
   const Tile tile =
       from >= 0 ? input_tile(spec, from, group_.world_size()) : reduced_tile(spec, group_.world_size());
   const std::size_t element = size_of(spec.dtype);
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto& expected = tile[(i + phase) % kPeriod];
-    if (std::memcmp(data + i * element, expected.data(), element) != 0)
-      return fmt::format("{}: element {} on rank {} is {}, not {}", describe(spec), i, group_.rank(),
-                         decode(data + i * element, spec.dtype), decode(expected.data(), spec.dtype));
-  }
-  return std::nullopt;
+  std::vector<std::byte> expected(count * element);
+  fill(expected.data(), tile, element, count, phase);
+  if (expected.empty() || std::memcmp(data, expected.data(), expected.size()) == 0) return std::nullopt;
+  std::size_t at = 0;
+  while (std::memcmp(data + at * element, &expected[at * element], element) == 0) ++at;
+  return fmt::format("{}: element {} on rank {} is {}, not {}", describe(spec), at, group_.rank(),
+                     decode(data + at * element, spec.dtype), decode(&expected[at * element], spec.dtype));
 }
 
 std::optional<std::string> OpRunner::run(const OpSpec& spec) {

@@ -172,6 +172,15 @@ Result<bool> HostDevice::is_done(void* event) {
   return record->done;
 }
 
+Result<void> HostDevice::wait(void* event) {
+  const auto record = last_of(event);
+  if (record == nullptr) return {};
+  if (record->captured) return fail(ErrorCode::kFailed, "an event of a capture was waited for");
+  std::unique_lock lock(record->mutex);
+  record->changed.wait(lock, [&] { return record->done; });
+  return {};
+}
+
 Result<bool> HostDevice::is_capturing(void* stream) {
   return static_cast<HostStream*>(stream)->is_capturing();
 }

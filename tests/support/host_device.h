@@ -68,6 +68,8 @@ class HostDevice final : public nccl::NcclDevice {
   Result<void> record(void* event, void* stream) override;
   Result<void> make_wait(void* stream, void* event) override;
   Result<bool> is_done(void* event) override;
+  /// Blocks until what was recorded is done.
+  Result<void> wait(void* event);
   Result<bool> is_capturing(void* stream) override;
   Result<void*> allocate(std::size_t size_bytes) override;
   void free(void* memory) override;

@@ -449,10 +449,5 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return returned(*done ? cudaSuccess : cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  while (true) {
-    const auto done = device().is_done(event);
-    if (!done) return returned(cudaErrorStreamCaptureUnsupported);
-    if (*done) return cudaSuccess;
-    std::this_thread::yield();
-  }
+  return returned(device().wait(event) ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
 }

@@ -76,8 +76,23 @@ struct Tensor {
   [[nodiscard]] std::int64_t at(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) const {
     return a * strides[0] + b * strides[1] + c * strides[2] + d * strides[3];
   }
-  [[nodiscard]] float load(const void* from, std::int64_t i) const {
-    return muster::nn::load<1>(from, dtype, i).v[0];
+  [[nodiscard]] std::vector<float> zeros() const {
+    return std::vector<float>(static_cast<std::size_t>(dims[0] * strides[0]));
+  }
+  // As one copy each way, whose ends the address sanitizer checks: this file is compiled without it.
+  [[nodiscard]] std::vector<float> loaded(const void* from) const {
+    std::vector<float> made = zeros();
+    std::vector<std::byte> bytes(made.size() * muster::size_of(dtype));
+    std::memcpy(bytes.data(), from, bytes.size());
+    for (std::size_t i = 0; i < made.size(); ++i)
+      made[i] = muster::nn::load<1>(bytes.data(), dtype, static_cast<std::int64_t>(i)).v[0];
+    return made;
+  }
+  void store(const std::vector<float>& values, void* to) const {
+    std::vector<std::byte> bytes(values.size() * muster::size_of(dtype));
+    for (std::size_t i = 0; i < values.size(); ++i)
+      muster::nn::store<1>(bytes.data(), dtype, static_cast<std::int64_t>(i), {{values[i]}});
+    std::memcpy(to, bytes.data(), bytes.size());
   }
   std::vector<std::int64_t> dims, strides;
   std::int64_t id, alignment;
@@ -123,29 +138,37 @@ struct Convolution {
   void run(void* x_at, void* w_at, void* y_at) const {
     const bool forward = pass == CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR;
     const bool data = pass == CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR;
-    const Tensor& result = forward ? y : data ? x : w;
-    void* const to = forward ? y_at : data ? x_at : w_at;
-    std::vector<float> sums(static_cast<std::size_t>(result.dims[0] * result.strides[0]));
+    std::vector<float> of_x = data ? x.zeros() : x.loaded(x_at);
+    std::vector<float> of_w = forward || data ? w.loaded(w_at) : w.zeros();
+    std::vector<float> of_y = forward ? y.zeros() : y.loaded(y_at);
     for (std::int64_t n = 0; n < y.dims[0]; ++n)
       for (std::int64_t o = 0; o < y.dims[1]; ++o)
         for (std::int64_t i = 0; i < y.dims[2]; ++i)
           for (std::int64_t j = 0; j < y.dims[3]; ++j)
-            for (std::int64_t c = 0; c < w.dims[1]; ++c)
-              for (std::int64_t p = 0; p < w.dims[2]; ++p)
-                for (std::int64_t q = 0; q < w.dims[3]; ++q) {
-                  const std::int64_t row = i * stride + p - padding, column = j * stride + q - padding;
-                  if (row < 0 || row >= x.dims[2] || column < 0 || column >= x.dims[3]) continue;
-                  const std::int64_t of_x = x.at(n, c, row, column), of_w = w.at(o, c, p, q),
-                                     of_y = y.at(n, o, i, j);
+            for (std::int64_t p = 0; p < w.dims[2]; ++p)
+              for (std::int64_t q = 0; q < w.dims[3]; ++q) {
+                const std::int64_t row = i * stride + p - padding, column = j * stride + q - padding;
+                if (row < 0 || row >= x.dims[2] || column < 0 || column >= x.dims[3]) continue;
+                float* const x_place = &of_x[static_cast<std::size_t>(x.at(n, 0, row, column))];
+                float* const w_place = &of_w[static_cast<std::size_t>(w.at(o, 0, p, q))];
+                float& y_value = of_y[static_cast<std::size_t>(y.at(n, o, i, j))];
+                for (std::int64_t c = 0; c < w.dims[1]; ++c) {
+                  float& x_value = x_place[c * x.strides[1]];
+                  float& w_value = w_place[c * w.strides[1]];
                   if (forward)
-                    sums[static_cast<std::size_t>(of_y)] += x.load(x_at, of_x) * w.load(w_at, of_w);
+                    y_value += x_value * w_value;
                   else if (data)
-                    sums[static_cast<std::size_t>(of_x)] += y.load(y_at, of_y) * w.load(w_at, of_w);
+                    x_value += y_value * w_value;
                   else
-                    sums[static_cast<std::size_t>(of_w)] += y.load(y_at, of_y) * x.load(x_at, of_x);
+                    w_value += y_value * x_value;
                 }
-    for (std::size_t i = 0; i < sums.size(); ++i)
-      muster::nn::store<1>(to, result.dtype, static_cast<std::int64_t>(i), {{sums[i]}});
+              }
+    if (forward)
+      y.store(of_y, y_at);
+    else if (data)
+      x.store(of_x, x_at);
+    else
+      w.store(of_w, w_at);
   }
   cudnnBackendDescriptorType_t pass;
   Tensor x, w, y;
