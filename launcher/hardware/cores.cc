@@ -40,6 +40,7 @@ int limit_at(const std::string& directory, bool version_2) {
 /// The strictest limit from the group up to the mount's root. In a container the path may be the host's,
 /// which leads nowhere; the root is then the container's own group.
 int strictest(const std::string& mount, std::string path, bool version_2) {
+  if (path == "/") path.clear();
   int out = 0;
   while (true) {
     if (const int limit = limit_at(mount + path, version_2); limit > 0 && (out == 0 || limit < out))
@@ -137,7 +138,6 @@ int count_cores(const CoreFiles& files) {
       return cpu == self || std::binary_search(siblings.begin(), siblings.end(), cpu);
     });
   }
-  if (const int quota = cpu_quota(files); quota > 0) cores = std::min(cores, quota);
   return std::max(1, cores);
 }
 

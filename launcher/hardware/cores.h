@@ -37,7 +37,7 @@ struct CoreFiles {
   std::string cgroup_root = "/sys/fs/cgroup";
 };
 
-/// Cores of the mask, and not more than the cgroup's CPU time keeps busy; 1 at least.
+/// Cores of the mask; 1 at least.
 [[nodiscard]] int count_cores(const CoreFiles& files = {});
 
 /// What may run how many workers at once.

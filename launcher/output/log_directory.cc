@@ -81,6 +81,8 @@ Result<void> LogDirectory::create(const LogSettings& settings, std::string_view 
 }
 
 LogDirectory::~LogDirectory() {
+  // Most are empty: remove_all needs eight calls for each of them.
+  for (int rank = 0; rank < workers_ && !temporary_base_.empty(); ++rank) ::rmdir(file(rank, {}).c_str());
   std::error_code ignored;
   for (const std::string& directory : {temporary_base_, memory_})
     if (!directory.empty()) std::filesystem::remove_all(directory, ignored);
@@ -90,6 +92,7 @@ Result<void> LogDirectory::begin_attempt(const Assignment& assignment, const std
   if (!enabled()) return {};
   const int attempt = assignment.attempt;
   base_rank_ = assignment.base_rank;
+  workers_ = workers;
   by_rank_ = fmt::format("{}/generation_{}/{}", run_, assignment.generation, as_file_name(host));
   // The nodes have changed and the number of restarts has not: what was written before stays.
   const int repeats = begun_[attempt]++;

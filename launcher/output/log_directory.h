@@ -60,6 +60,7 @@ class LogDirectory {
   std::string run_;
   std::string attempt_;
   int base_rank_ = 0;         // of the attempt that was begun last
+  int workers_ = 0;           // likewise
   std::string by_rank_;       // its generation_<n>/<host>
   std::map<int, int> begun_;  // attempt -> how often
 };

@@ -391,8 +391,11 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   job.cpu_quota_limited = budget.quota_limits();
   if (!options.oversubscribe) add_warning(job, cpu_shortage(budget, job.local_world_size, step, allocation));
   if (machine.core_count && (job.local_world_size > 1 || job.cpu_quota_limited) &&
-      !lookup(environment, env::kOmpNumThreads))
-    job.threads = std::max(1, machine.core_count() / job.local_world_size);
+      !lookup(environment, env::kOmpNumThreads)) {
+    const int cores = machine.core_count();
+    job.threads =
+        std::max(1, (budget.quota > 0 ? std::min(cores, budget.quota) : cores) / job.local_world_size);
+  }
   if (options.gpus.empty()) MUSTER_OK(look_for_shortage(options, environment, machine, job));
   MUSTER_OK(plan_placement(options, environment, machine.hardware, job));
   MUSTER_OK(check_visible_devices(environment, job));

@@ -85,7 +85,7 @@ TEST_CASE("a topology keeps the allowed threads of each core, with its node, soc
   REQUIRE_FALSE(synthetic_topology("no such thing", {}));
 }
 
-TEST_CASE("cores are counted once for all their threads, and limited by the cgroup's CPU time") {
+TEST_CASE("cores are counted once for all their threads, and CPUs' worth of time by the cgroup's limits") {
   const CpuSet mask = current_affinity();
   const test::TemporaryDirectory directory;
   const fs::path root = directory.path();
