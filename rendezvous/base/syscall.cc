@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/base/syscall.h"
 
+#include <algorithm>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "rendezvous/base/unique_fd.h"
@@ -69,6 +71,9 @@ Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
     if (out.size() + static_cast<std::size_t>(n) > max_bytes)
       return fail(ErrorCode::kExhausted,
                   "read " + path + ": larger than " + std::to_string(max_bytes) + " bytes");
+    struct stat info {};
+    if (out.empty() && n == sizeof block && ::fstat(fd.get(), &info) == 0)  // there may be much
+      out.reserve(std::min(static_cast<std::size_t>(info.st_size), max_bytes));
     out.append(block, static_cast<std::size_t>(n));
   }
 }

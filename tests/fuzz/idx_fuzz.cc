@@ -6,7 +6,8 @@
 #include "worker_runtime/data/idx_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  const auto array = muster::parse_idx("input", {data, data + size}, std::size_t{1} << 20);
+  const auto array =
+      muster::parse_idx("input", {reinterpret_cast<const char*>(data), size}, std::size_t{1} << 20);
   if (!array) {
     if (array.error().message.empty()) std::abort();
     return 0;

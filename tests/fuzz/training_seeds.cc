@@ -46,6 +46,11 @@ int main(int argc, char** argv) {
   const std::string idx_folder = argv[1], file_folder = argv[2], header_folder = argv[3];
   bool good = write(idx_folder + "/labels", idx({5})) && write(idx_folder + "/images", idx({2, 3, 4}));
   good = good && write(idx_folder + "/short", idx({2, 3, 4}).substr(0, 20));
+  // The first as gzip(1) would store it: header, one block, CRC-32 and size.
+  constexpr std::uint8_t kPacked[] = {0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x04, 0x03, 0x01, 0x0d,
+                                      0x00, 0xf2, 0xff, 0x00, 0x00, 0x08, 0x01, 0x00, 0x00, 0x00, 0x05, 0x00,
+                                      0x01, 0x02, 0x03, 0x04, 0x9b, 0x79, 0xc0, 0x9d, 0x0d, 0x00, 0x00, 0x00};
+  good = good && write(idx_folder + "/packed", {reinterpret_cast<const char*>(kPacked), sizeof kPacked});
 
   const std::string data("0123456789abcdefghijklmnopqrstuv");
   using View = safetensors::TensorView;

@@ -46,7 +46,7 @@ class Fixture {
   safetensors::FileView view_;
 };
 
-/// zlib's CRC-32 of the values' bytes.
+/// CRC-32 of the values' bytes.
 std::uint32_t crc32_of(std::span<const std::byte> bytes);
 
 template <class T>

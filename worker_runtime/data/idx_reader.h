@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <muster/result.h>
@@ -20,11 +21,10 @@ struct IdxArray {
 
 inline constexpr std::size_t kMaxIdxBytes = std::size_t{1} << 30;
 
-/// The whole file's bytes, uncompressed. `name` is the file in error texts.
-[[nodiscard]] Result<IdxArray> parse_idx(const std::string& name, std::vector<std::uint8_t> bytes,
+/// `file`: all of its bytes, plain or gzip-compressed. `name` is the file in error texts.
+[[nodiscard]] Result<IdxArray> parse_idx(const std::string& name, std::string_view file,
                                          std::size_t max_bytes = kMaxIdxBytes);
 
-/// A plain or gzip-compressed file.
 [[nodiscard]] Result<IdxArray> read_idx_file(const std::string& path, std::size_t max_bytes = kMaxIdxBytes);
 
 }  // namespace muster
