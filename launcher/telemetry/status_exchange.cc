@@ -21,7 +21,9 @@ using StatusKind = control::Status::Kind;
 
 constexpr std::chrono::seconds kLook{1};
 constexpr std::chrono::seconds kRareLook{5};  // at workers that report nothing
-constexpr std::size_t kEventsSent = 20;       // by another node: the last ones
+constexpr std::chrono::seconds kSurvey{60};
+constexpr std::chrono::seconds kFirstSurvey{kLeastSamples + 5};  // by then a pace tells something
+constexpr std::size_t kEventsSent = 20;                          // by another node: the last ones
 
 std::string no_log(int rank) {
   return fmt::format("rank {} has no log file: its output is kept with -r or -t (--redirects, --tee)", rank);
@@ -75,7 +77,14 @@ void StatusExchange::wait() {
 
 void StatusExchange::tick() {
   const NodeStatus& here = look_here();
-  if (is_first() || SteadyClock::now() >= asked_until_) return;
+  const Instant now = SteadyClock::now();
+  if (is_first()) {
+    const auto& place = telemetry_.status().assignment;
+    if (!reports_ || !place || place->group_world_size == 1 || now < next_survey_) return;
+    next_survey_ = now + kSurvey;
+    return send(StatusKind::kRequestStatus, {}, kLook);
+  }
+  if (now >= asked_until_) return;
   NodeStatus out = here;
   if (out.events.size() > kEventsSent)
     out.events.erase(out.events.begin(), out.events.end() - static_cast<std::ptrdiff_t>(kEventsSent));
@@ -89,6 +98,7 @@ const NodeStatus& StatusExchange::look_here() {
   if (place && place->generation != generation_) {  // what other nodes said is over
     generation_ = place->generation;
     nodes_.clear();
+    next_survey_ = now + kFirstSurvey;
   }
   node_ = place ? place->group_rank : 0;
   NodeSeen& seen = nodes_[node_];

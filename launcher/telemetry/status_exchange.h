@@ -2,9 +2,9 @@
 // StatusExchange: what all nodes of the job do now. Each agent has one: it looks at its workers once a second
 // while they report progress or somebody asks, and sends the first node what it sees while that node's
 // request lasts. On the first node it keeps what came. The other nodes are asked for kLease at a time, while
-// somebody looks: a page that nobody looks at costs no message. Messages may be lost; the next comes in a
-// second. Owned by main, told by the agent; one loop, on which nothing lasts: logs are read by a thread of
-// its own. Nothing here fails.
+// somebody looks, and else once a minute, so that /metrics and the end of the job know the straggler of all
+// nodes. Messages may be lost; the next comes in a second, or a minute. Owned by main, told by the agent; one
+// loop, on which nothing lasts: logs are read by a thread of its own. Nothing here fails.
 #pragma once
 
 #include <functional>
@@ -98,6 +98,7 @@ class StatusExchange {
   std::int64_t generation_ = -1;  // of the nodes
   Instant looked_{};              // when somebody looked last
   Instant asked_until_{};         // the end of the lease that the others have, or that this node has
+  Instant next_survey_{};         // when all nodes are asked though nobody looks
   bool reports_ = false;          // a worker reports progress
   int node_ = -1;                 // this one
   std::map<std::int64_t, LogRead> awaited_;  // logs of other nodes
