@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <libdeflate.h>
 #include <memory>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -20,17 +19,15 @@ constexpr std::size_t kMaxDims = 4, kMaxHeader = 4 + 4 * kMaxDims;
 constexpr std::string_view kGzipMagic = "\x1f\x8b";
 constexpr std::size_t kDeflateRatio = 1032;  // what one byte can become at most
 
-tl::unexpected<Error> corrupt(const std::string& name, const std::string& what) {
-  return fail(ErrorCode::kCorrupt, name + ": not a valid IDX file: " + what);
+template <class... Args>
+tl::unexpected<Error> corrupt(const std::string& name, fmt::format_string<Args...> what, Args&&... args) {
+  return fail(ErrorCode::kCorrupt,
+              name + ": not a valid IDX file: " + fmt::format(what, std::forward<Args>(args)...));
 }
 
 std::uint32_t big_endian(const std::uint8_t* bytes) {
   return std::uint32_t{bytes[0]} << 24 | std::uint32_t{bytes[1]} << 16 | std::uint32_t{bytes[2]} << 8 |
          bytes[3];
-}
-
-std::string describe(const std::vector<std::uint32_t>& dims) {
-  return fmt::format("{}", fmt::join(dims, "x"));
 }
 
 /// The members of a gzip file; what follows them is ignored, as gzip(1) does. By libdeflate: FashionMNIST's
@@ -40,10 +37,9 @@ Result<std::vector<std::uint8_t>> unpack(const std::string& name, std::string_vi
       libdeflate_alloc_decompressor(), libdeflate_free_decompressor);
   if (!decompressor) return fail(ErrorCode::kExhausted, "unpack " + name + ": out of memory");
   // The last member's size is at the end. It may lie: memory grows with what is there.
-  const auto last = packed.substr(packed.size() - std::min<std::size_t>(packed.size(), 4));
   std::size_t size = 0;
-  for (std::size_t i = 0; i < last.size(); ++i)
-    size |= static_cast<std::size_t>(static_cast<std::uint8_t>(last[i])) << (8 * i);
+  for (std::size_t i = 1; i <= std::min<std::size_t>(4, packed.size()); ++i)
+    size = size << 8 | static_cast<std::uint8_t>(packed[packed.size() - i]);
   std::vector<std::uint8_t> bytes(std::min({size, most, kDeflateRatio * packed.size()}));
   std::size_t have = 0;
   while (packed.substr(0, kGzipMagic.size()) == kGzipMagic) {
@@ -56,7 +52,7 @@ Result<std::vector<std::uint8_t>> unpack(const std::string& name, std::string_vi
     } else if (result == LIBDEFLATE_INSUFFICIENT_SPACE) {
       return fail(ErrorCode::kCorrupt, fmt::format("{}: there are more than {} bytes in it", name, most));
     } else if (result != LIBDEFLATE_SUCCESS) {
-      return fail(ErrorCode::kCorrupt, name + ": the gzip stream is damaged, or ends too early");
+      return fail(ErrorCode::kCorrupt, name + ": the gzip stream is damaged or truncated");
     } else {
       have += made;
       packed.remove_prefix(taken);
@@ -66,60 +62,39 @@ Result<std::vector<std::uint8_t>> unpack(const std::string& name, std::string_vi
   return bytes;
 }
 
-/// What the header says, if the data has that size.
-Result<std::vector<std::uint32_t>> read_dims(const std::string& name, std::span<const std::uint8_t> bytes,
-                                             std::size_t max_bytes) {
-  if (bytes.size() < 4) return corrupt(name, "it ends after " + std::to_string(bytes.size()) + " bytes");
-  if (bytes[0] != 0 || bytes[1] != 0)
-    return corrupt(
-        name, "magic number " + std::to_string(big_endian(bytes.data())) + " does not start with two zeros");
-  if (bytes[2] != 0x08)
-    return corrupt(name, "element type " + std::to_string(bytes[2]) + " is not 8 (unsigned byte)");
-  const std::size_t num_dims = bytes[3], header_bytes = 4 + 4 * num_dims;
-  if (num_dims < 1 || num_dims > kMaxDims)
-    return corrupt(
-        name, std::to_string(num_dims) + " dimensions, 1 to " + std::to_string(kMaxDims) + " are supported");
-  if (bytes.size() < header_bytes) return corrupt(name, "it ends within the list of dimensions");
-
-  std::vector<std::uint32_t> dims;
-  std::uint64_t total = 1;
-  for (std::size_t i = 0; i < num_dims; ++i) {
-    dims.push_back(big_endian(&bytes[4 + 4 * i]));
-    if (dims.back() == 0) return corrupt(name, "dimension " + std::to_string(i) + " is 0");
-  }
-  for (const std::uint32_t dim : dims) {
-    total *= dim;  // at most max_bytes * 2^32: no overflow
-    if (total > max_bytes)
-      return corrupt(name, describe(dims) + " bytes are more than the limit of " + std::to_string(max_bytes));
-  }
-  const std::size_t have = bytes.size() - header_bytes;
-  if (have < total)
-    return corrupt(name, "truncated: " + describe(dims) + " = " + std::to_string(total) +
-                             " bytes are announced, " + std::to_string(have) + " are there");
-  if (have > total)
-    return corrupt(name, "there are bytes after the " + std::to_string(total) + " announced ones");
-  return dims;
-}
-
 }  // namespace
 
 Result<IdxArray> parse_idx(const std::string& name, std::string_view file, std::size_t max_bytes) {
-  std::vector<std::uint8_t> unpacked;
-  std::span bytes(reinterpret_cast<const std::uint8_t*>(file.data()), file.size());
-  const bool is_packed = file.substr(0, kGzipMagic.size()) == kGzipMagic;
-  if (is_packed) {
-    MUSTER_TRY(unpacked, unpack(name, file, max_bytes + kMaxHeader));
-    bytes = unpacked;
-  }
   IdxArray array;
-  MUSTER_TRY(array.dims, read_dims(name, bytes, max_bytes));
-  const auto header = static_cast<std::ptrdiff_t>(4 + 4 * array.dims.size());
-  if (is_packed) {
-    unpacked.erase(unpacked.begin(), unpacked.begin() + header);
-    array.data = std::move(unpacked);
+  std::vector<std::uint8_t>& bytes = array.data;
+  if (file.substr(0, kGzipMagic.size()) == kGzipMagic) {
+    MUSTER_TRY(bytes, unpack(name, file, max_bytes + kMaxHeader));
   } else {
-    array.data.assign(bytes.begin() + header, bytes.end());
+    bytes.assign(file.begin(), file.end());
   }
+  if (bytes.size() < 4) return corrupt(name, "it ends after {} bytes", bytes.size());
+  if (bytes[0] != 0 || bytes[1] != 0)
+    return corrupt(name, "magic number {} does not start with two zeros", big_endian(bytes.data()));
+  if (bytes[2] != 0x08) return corrupt(name, "element type {} is not 8 (unsigned byte)", bytes[2]);
+  const std::size_t num_dims = bytes[3], header_bytes = 4 + 4 * num_dims;
+  if (num_dims < 1 || num_dims > kMaxDims)
+    return corrupt(name, "{} dimensions, 1 to {} are supported", num_dims, kMaxDims);
+  if (bytes.size() < header_bytes) return corrupt(name, "it ends within the list of dimensions");
+  for (std::size_t i = 0; i < num_dims; ++i) {
+    array.dims.push_back(big_endian(&bytes[4 + 4 * i]));
+    if (array.dims.back() == 0) return corrupt(name, "dimension {} is 0", i);
+  }
+  const std::string shape = fmt::format("{}", fmt::join(array.dims, "x"));
+  std::uint64_t total = 1;
+  for (const std::uint32_t dim : array.dims) {
+    total *= dim;  // at most max_bytes * 2^32: no overflow
+    if (total > max_bytes) return corrupt(name, "{} bytes are more than the limit of {}", shape, max_bytes);
+  }
+  const std::size_t have = bytes.size() - header_bytes;
+  if (have < total)
+    return corrupt(name, "truncated: {} = {} bytes are announced, {} are there", shape, total, have);
+  if (have > total) return corrupt(name, "there are bytes after the {} announced ones", total);
+  bytes.erase(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(header_bytes));
   return array;
 }
 
