@@ -52,7 +52,7 @@ Options options_of(Words words, const Environment& environment = {}) {
 
 Job planned(Words words, const Environment& environment, CpuBudget budget = {}) {
   Machine machine{[] { return 0; }, [] { return 16; }, [] { return std::string("uuid"); }, "host-a"};
-  machine.core_count = [=] { return budget.usable(); };
+  machine.core_count = [=] { return budget.allowed; };
   machine.cpu_budget = [=] { return budget; };
   auto job = plan_job(options_of(std::move(words), environment), environment, machine);
   REQUIRE_OK(job);

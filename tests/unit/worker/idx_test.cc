@@ -107,7 +107,7 @@ TEST_CASE("a damaged gzip stream is named with its file") {
   REQUIRE_FALSE(result);
   REQUIRE(result.error().code == ErrorCode::kCorrupt);
   REQUIRE_THAT(result.error().message, Contains(path));
-  // Sizes that are not true: of more than there is, and of the next 4 GiB.
+  // A trailer that announces more bytes than there are.
   for (const int byte : {1, 3}) {
     std::string lying = packed;
     lying[packed.size() - static_cast<std::size_t>(byte)] ^= 0x40;
