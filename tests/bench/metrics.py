@@ -100,6 +100,9 @@ def _rendezvous(r):
         for step in ("join", "failure", "again", "finish"):
             yield f"{nodes} agents: {step}", "ms", "lower", cell[step]["ms"]
         yield f"{nodes} agents: memory of each", "bytes", "lower", cell["bytes_per_agent"]
+    for nodes, ways in r.get("torchrun", {}).items():
+        for way, time in ways.items():
+            yield f"{nodes} agents beside torchrun's, join: {way}", "ms", "lower", time
     for group, text in (("clients", "clients"), ("clients_behind_agents", "clients behind agents")):
         for clients, cell in r.get(group, {}).items():
             yield f"{clients} {text}: all woken", "ms", "lower", cell["done_ms"]

@@ -1,17 +1,19 @@
 # `scripts/bench rendezvous`: what a start costs as jobs grow: agents that join one job at the coordinator, are told of a
-# failure and finish; clients that check in at the store and wait for one key, directly and behind their agents; memory of a
+# failure and finish, beside torchrun's agents at musterd and at PyTorch's store; clients that check in at the store and wait for one key, directly and behind their agents; memory of a
 # connection and of a key.
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import contextlib
 import json
 import os
+import pathlib
 import statistics
 
 import measure
 import store_servers
 
 STEPS = ["join", "failure", "again", "finish"]
+TORCH_AGENTS = pathlib.Path(__file__).with_name("rendezvous_torch.py")
 # Descriptors a process needs for itself.
 RESERVED = 64
 
@@ -48,6 +50,39 @@ def measure_nodes(options):
         size = sum(cell["join"][f"{way}_bytes"]["median"] for way in ("sent", "received"))
         server_ms = cell["join"]["server_ms"]["median"]
         print(f"{nodes:6}{text}{messages:15.1f}{size:12.0f}{server_ms:16.1f}{1000 * server_ms / nodes:9.1f}", flush=True)
+    return out
+
+
+def join_by_torchrun(server, nodes):
+    """Milliseconds until torchrun's agents (c10d) of one job have joined at a store, each a thread of one process."""
+    python, env = measure.torch_environment("current")
+    with server() as at:
+        return measure.json_line([python, str(TORCH_AGENTS), str(at.port), str(nodes)], env=env)["join_ms"]
+
+
+def join_by_muster(nodes):
+    with store_servers.musterd() as server:
+        return measure.json_line([measure.program("control_load"), f"--port={server.port}", f"--nodes={nodes}", f"--server-pid={server.pid}"])["join"]["ms"]
+
+
+def measure_torchrun(options):
+    """The three ways in turn, so that all see the same machine."""
+    if not store_servers.has_torch("current"):
+        print("without torchrun's rendezvous: scripts/setup installs PyTorch")
+        return {}
+    ways = {"muster": join_by_muster, "torchrun, musterd": lambda nodes: join_by_torchrun(store_servers.musterd, nodes),
+            "torchrun, PyTorch's store": lambda nodes: join_by_torchrun(lambda: store_servers.torch("current"), nodes)}
+    print("\nms from the first agent's start to the last that knows its rank: muster's agents, and torchrun's c10d by the store of musterd or PyTorch.\n"
+          "Medians [smallest, largest]")
+    print(f"{'nodes':>6}" + "".join(f"{way:>32}" for way in ways))
+    out = {}
+    for nodes in options.torch_nodes:
+        times = {way: [] for way in ways}
+        for _ in range(min(options.rounds, 5)):
+            for way, join in ways.items():
+                times[way].append(join(nodes))
+        out[str(nodes)] = cell = {way: measure.summary(each) for way, each in times.items()}
+        print(f"{nodes:6}" + "".join(f"{s['median']:.1f} [{s['min']:.1f}, {s['max']:.1f}]".rjust(32) for s in cell.values()), flush=True)
     return out
 
 
@@ -174,6 +209,7 @@ def measure_keys(options):
 def main(arguments):
     parser = argparse.ArgumentParser(prog="scripts/bench rendezvous")
     parser.add_argument("--nodes", type=lambda text: [int(n) for n in text.split(",")], default=[10, 100, 1000, 10000])
+    parser.add_argument("--torch-nodes", type=lambda text: [int(n) for n in text.split(",")], default=[8, 32, 64], help="joined by torchrun's agents too")
     parser.add_argument("--clients", type=int, default=98304, help="of the store")
     parser.add_argument("--agents", type=int, default=96, help="that proxy the store in a last row of clients; 0: no such row")
     parser.add_argument("--generators", type=int, default=2, help="processes that share the clients of a store")
@@ -182,8 +218,8 @@ def main(arguments):
     parser.add_argument("--save", action="store_true", help="write tests/bench/results/rendezvous.json")
     options = parser.parse_args(arguments)
     print(measure.machine())
-    result = {"descriptors": store_servers.descriptor_limit(), "nodes": measure_nodes(options), "clients": measure_check_in(options),
-              "clients_behind_agents": measure_check_in_behind_agents(options) if options.agents else {},
+    result = {"descriptors": store_servers.descriptor_limit(), "nodes": measure_nodes(options), "torchrun": measure_torchrun(options),
+              "clients": measure_check_in(options), "clients_behind_agents": measure_check_in_behind_agents(options) if options.agents else {},
               "bytes_per_key": measure_keys(options)}
     if options.save:
         measure.save("rendezvous", result)

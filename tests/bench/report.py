@@ -68,6 +68,9 @@ def _store(store):
 
 def _rendezvous(rendezvous):
     series = {step: [point(int(n), cell[step]["ms"]) for n, cell in rendezvous["nodes"].items()] for step in ("join", "failure", "again", "finish")}
+    for nodes, ways in rendezvous.get("torchrun", {}).items():
+        for way in list(ways)[1:]:
+            series.setdefault(f"join by {way}", []).append(point(int(nodes), ways[way]))
     yield chart("rendezvous", "Joins over nodes", "lines", "nodes", "ms until all have it", series)
     yield chart("rendezvous", "Memory of the coordinator over nodes", "lines", "nodes", "bytes of each agent",
                 {"musterd": [point(int(n), cell["bytes_per_agent"]) for n, cell in rendezvous["nodes"].items()]})

@@ -21,7 +21,7 @@ import report
 
 # Seconds that each may take, about half of them spare on two cores, in both kinds of run: the weights of the shares.
 SECONDS = {"train": (300, 45), "data": (150, 12), "ckpt": (240, 8), "launch": (600, 70), "logs": (150, 18), "all_reduce": (60, 26), "store": (900, 38),
-           "rendezvous": (300, 10), "dp_vs_ddp": (90, 12), "parameter_server": (180, 8), "scaling_rule": (60, 12)}
+           "rendezvous": (360, 40), "dp_vs_ddp": (90, 12), "parameter_server": (180, 8), "scaling_rule": (60, 12)}
 # The smallest sizes that still say something.
 QUICK = {
     "train": ["--cases=garment-4x1,garment-4x2,garment-64x1", "--fraction=0.25", "--rounds=3"],
@@ -31,7 +31,7 @@ QUICK = {
     "logs": ["--ranks=4", "--megabytes=20", "--rounds=3"],
     "all_reduce": ["--max-mib=1", "--rounds=3"],
     "store": ["--operations=set,get", "--connections=1,8,32", "--rounds=3", "--seconds=0.1", "--idle=0", "--in-flight=1", "--no-costs"],
-    "rendezvous": ["--nodes=10,100,1000", "--clients=2000", "--agents=4", "--keys=1000", "--rounds=3"],
+    "rendezvous": ["--nodes=10,100,1000", "--torch-nodes=8", "--clients=2000", "--agents=4", "--keys=1000", "--rounds=3"],
     "dp_vs_ddp": ["--batches=64", "--samples=6400", "--rounds=3"],
     "parameter_server": ["--ranks=2,4", "--bytes=4096,1048576", "--seconds=0.1", "--rounds=3"],
     "scaling_rule": ["--ranks=1,2", "--until=0.8", "--steps=1500"],

@@ -78,6 +78,11 @@ def test_the_control_load_takes_a_job_from_join_to_its_end(secret):
     assert figures["finish"]["received_messages"] == 1
 
 
+def test_agents_of_torchrun_join_at_musterd():
+    assert rendezvous.join_by_torchrun(store_servers.musterd, 3) > 0
+    assert rendezvous.join_by_muster(3) > 0
+
+
 def test_clients_check_in_at_several_stores_from_several_processes():
     figures = rendezvous.check_in(clients=101, generators=2, most_per_server=60)
     assert figures["done_ms"] >= figures["counted_ms"] > 0
