@@ -49,9 +49,12 @@ Error ControlLink::refused(const Refused& refused) {
   const std::string_view verb = refused.reason == Refused::Reason::kLost ? "gave this node up for"
                                 : busy_                                  ? "has no place yet for"
                                                                          : "refused";
+  std::string why = refused.text;
+  if (refused.reason == Refused::Reason::kAuthentication)
+    why = fmt::format("this side {}; give the coordinator's by MUSTER_SECRET or --secret-file", why);
   return {kCodes[static_cast<std::size_t>(refused.reason)],
           fmt::format("the coordinator at {} {}{}: {}", endpoint_, verb,
-                      target_.job.empty() ? " this" : named("", target_.job), refused.text)};
+                      target_.job.empty() ? " this" : named("", target_.job), why)};
 }
 
 asio::awaitable<Result<control::Welcome>> ControlLink::open(std::size_t turn, Instant deadline) {

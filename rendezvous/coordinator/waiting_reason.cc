@@ -170,12 +170,14 @@ std::string timeout_report(const Round& round, const Settings& settings, Instant
   for (const Line& line : find_obstacles(round, now))
     if (lines++ < kMaxLines) out += fmt::format("\n  {}: {}: {}", line.name, line.phase, line.text);
   if (lines > kMaxLines) out += fmt::format("\n  and {} more", lines - kMaxLines);
-  if (const auto missing = missing_orders(round, settings); !missing.empty())
-    out += fmt::format("\n  node rank{} {}: never connected", missing.size() == 1 ? "" : "s",
-                       ranges_text(missing));
+  std::string missing;
+  if (const auto orders = missing_orders(round, settings); !orders.empty())
+    missing = fmt::format("node rank{} {}", orders.size() == 1 ? "" : "s", ranges_text(orders));
   else if (const auto unknown = settings.min_nodes - reason.present - static_cast<int>(lines); unknown > 0)
-    out += fmt::format("\n  {} never connected; do all of them know this address and this job's id?",
-                       counted(unknown, "node"));
+    missing = counted(unknown, "node");
+  if (!missing.empty())
+    out += fmt::format("\n  {}: never connected; does muster run there, with this address and this job's id?",
+                       missing);
   return out;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // musterd: the TCPStore server and the coordinator of jobs as a program. Exit codes: 0 orderly stop, 1 it
-// cannot serve, 2 wrong arguments.
+// cannot serve, 2 wrong arguments, a secret or TLS file that cannot be used included.
 #include <fcntl.h>
 #include <functional>
 #include <optional>
@@ -99,7 +99,7 @@ int serve(const MusterdOptions& options) {
   const Environment environment = current_environment();
   wipe_variable(env::kSecret);
   if (const auto read = read_credentials(options, environment, server_options.control); !read)
-    return complain(read.error().message);
+    return complain(read.error().message, kExitUsage);
   int exit_code = 0;
   std::unique_ptr<net::RendezvousServer> server;
   std::optional<net::PageAccess> page;
@@ -124,22 +124,25 @@ int serve(const MusterdOptions& options) {
     if (!opened) return complain(opened.error().message);
     server_options.state = *std::move(opened);
   }
+  std::optional<net::Listener> status_listener;
+  if (!options.metrics_addr.empty()) {
+    auto opened = net::open_status_listener("--metrics-addr", options.metrics_addr);
+    if (!opened)
+      return complain(opened.error().message,
+                      opened.error().code == ErrorCode::kInvalidArgument ? kExitUsage : 1);
+    status_listener = *std::move(opened);
+  }
   auto listening = net::RendezvousServer::listen(loop, server_options, log);
   if (!listening) return complain(listening.error().message);
   server = *std::move(listening);
-  if (!options.metrics_addr.empty()) {
-    auto listener = net::open_status_listener("--metrics-addr", options.metrics_addr);
-    if (!listener) {
-      complain(listener.error().message);
-      return listener.error().code == ErrorCode::kInvalidArgument ? 2 : 1;
-    }
-    log.info(fmt::format("metrics at http://{}/metrics", listener->address));
-    page.emplace(listener->address);
+  if (status_listener) {
+    log.info(fmt::format("metrics at http://{}/metrics", status_listener->address));
+    page.emplace(status_listener->address);
     protect_page(server_options.control, page);
     log.info(fmt::format("jobs at {}", page->url()));
     const auto& secrets = server_options.control.job_secrets;
     status = std::make_unique<net::StatusServer>(
-        loop, *std::move(listener),
+        loop, *std::move(status_listener),
         [&server, &page, &secrets, state = server_options.state.get()](const net::StatusRequest& request) {
           return net::daemon_status(
               request, *server, state, MUSTER_VERSION, *page,
@@ -155,8 +158,9 @@ int serve(const MusterdOptions& options) {
   signals.async_wait([&](const boost::system::error_code& error, int number) {
     if (error) return;
     const auto stats = server->store().stats();
-    log.info(fmt::format("signal {}: stopping after {} requests of {} connections, {} of them still open",
-                         number, stats.num_requests, stats.num_accepted, stats.num_open));
+    log.info(fmt::format(
+        "SIG{}: stopping after {} connections and {} requests of TCPStore clients, {} of which are connected",
+        ::sigabbrev_np(number), stats.num_accepted, stats.num_requests, stats.num_open));
     stop();
   });
   const std::function<void()> wait_hang_up = [&] {

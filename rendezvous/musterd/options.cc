@@ -1,13 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/musterd/options.h"
 
+#include <cstdint>
 #include <cstdio>
+#include <limits>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/env.h"
+
 namespace muster {
 namespace {
+
+std::string defect_of_count(std::string& text) {
+  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  return parse_integer("", text, 1, kMost) ? "" : text + " is not a whole number, 1 or more";
+}
+
+/// Makes a number of bytes of "64KiB"; or what is wrong with it.
+std::string read_size(std::string& text) {
+  const std::string given = text;
+  try {
+    (void)CLI::AsSizeValue(false)(text);
+    if (defect_of_count(text).empty()) return {};
+  } catch (const CLI::Error&) {
+  }
+  return given + " is not a size, as in 500000, 64KiB or 4GiB";
+}
 
 /// Options of the group that was named last. In --help `value` stands for what one gives, `initial` is the
 /// default as one would write it.
@@ -30,11 +50,11 @@ class Binder {
         ->check(CLI::Range(least, most));
   }
   CLI::Option* count(const char* name, std::size_t& variable, const char* initial, const char* meaning) {
-    return value(name, variable, "N", initial, meaning)->check(CLI::PositiveNumber);
+    return value(name, variable, "N", initial, meaning)->check(CLI::Validator(defect_of_count, ""));
   }
   CLI::Option* size(const char* name, std::size_t& variable, const char* initial, const char* meaning) {
-    CLI::Option* option = app_.add_option(name, variable, meaning)->transform(CLI::AsSizeValue(false));
-    return finish(option, "SIZE", initial)->check(CLI::PositiveNumber);
+    CLI::Option* option = app_.add_option(name, variable, meaning)->transform(CLI::Validator(read_size, ""));
+    return finish(option, "SIZE", initial);
   }
   void flag(const char* name, bool& variable, const char* meaning) {
     app_.add_flag(name, variable, meaning)->group(group_);
@@ -139,9 +159,9 @@ void define(CLI::App& app, MusterdOptions& options, bool& unprotected, std::stri
 
 }  // namespace
 
-int complain(std::string_view text) {
+int complain(std::string_view text, int exit_code) {
   std::fprintf(stderr, "musterd: %.*s\n", static_cast<int>(text.size()), text.data());
-  return 1;
+  return exit_code;
 }
 
 tl::expected<MusterdOptions, int> parse_options(int argc, char** argv) {
@@ -158,8 +178,11 @@ tl::expected<MusterdOptions, int> parse_options(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return tl::unexpected(app.exit(error));
-    complain(fmt::format("{}; see musterd --help", error.what()));
-    return tl::unexpected(2);
+    const std::vector<std::string> unknown = app.remaining();
+    return tl::unexpected(
+        complain(fmt::format("{}; see musterd --help",
+                             unknown.empty() ? error.what() : "unknown argument " + unknown.front()),
+                 kExitUsage));
   }
   options.log_level = parse_log_level(log_level);
   net::ServerOptions& store = options.server.store;

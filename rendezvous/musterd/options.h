@@ -30,7 +30,9 @@ struct MusterdOptions {
 /// Or the exit code: 0 after --help and --version, 2 for wrong arguments.
 [[nodiscard]] tl::expected<MusterdOptions, int> parse_options(int argc, char** argv);
 
-/// "musterd: text" on standard error. Returns 1.
-int complain(std::string_view text);
+inline constexpr int kExitUsage = 2;
+
+/// "musterd: text" on standard error. Returns the exit code.
+int complain(std::string_view text, int exit_code = 1);
 
 }  // namespace muster

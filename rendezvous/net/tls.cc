@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <sys/stat.h>
+#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -33,8 +34,11 @@ std::string last_error() {
   return text != nullptr ? text : fmt::format("error {:x}", number);
 }
 
-Error file_error(std::string_view what, const std::string& path) {
-  return {ErrorCode::kInvalidArgument, fmt::format("{} {}: {}", what, path, last_error())};
+Error file_error(std::string_view option, const std::string& path, std::string_view wanted) {
+  const std::string reason = last_error();
+  if (::access(path.c_str(), R_OK) != 0) return errno_error(fmt::format("{} {}", option, path), errno);
+  return {ErrorCode::kInvalidArgument,
+          fmt::format("{} {}: no {} in PEM format: {}", option, path, wanted, reason)};
 }
 
 Result<void> check_key_file(const std::string& path) {
@@ -73,15 +77,13 @@ struct Context::Impl {
     if (!files.cert.empty()) {
       MUSTER_OK(check_key_file(files.key));
       if (::SSL_CTX_use_certificate_chain_file(ssl, files.cert.c_str()) != 1)
-        return fail(file_error("--tls-cert", files.cert));
+        return fail(file_error("--tls-cert", files.cert, "certificate"));
       if (::SSL_CTX_use_PrivateKey_file(ssl, files.key.c_str(), SSL_FILETYPE_PEM) != 1)
-        return fail(file_error("--tls-key", files.key));
-      if (::SSL_CTX_check_private_key(ssl) != 1)
-        return fail(file_error("--tls-key is not that of --tls-cert:", files.key));
+        return fail(file_error("--tls-key", files.key, "private key of --tls-cert"));
     }
     if (!files.ca.empty()) {
       if (::SSL_CTX_load_verify_file(ssl, files.ca.c_str()) != 1)
-        return fail(file_error("--tls-ca", files.ca));
+        return fail(file_error("--tls-ca", files.ca, "certificate"));
       ::SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | (is_server ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0), nullptr);
       out->asks = is_server;
     }

@@ -25,7 +25,7 @@ double number(std::uint64_t value) {
 void put_store(MetricsText& out, const ServerStats& stats) {
   out.gauge("musterd_store_connections", number(stats.num_open), "TCPStore clients that are connected.");
   out.counter("musterd_store_connections_total", number(stats.num_accepted),
-              "Connections of TCPStore clients.");
+              "Connections that were accepted on the port, those of agents and musterctl included.");
   out.counter("musterd_store_operations_total", number(stats.num_requests), "Requests of TCPStore clients.");
   out.gauge("musterd_store_keys", number(stats.num_keys), "Keys in the store.");
   out.gauge("musterd_store_bytes", number(stats.num_bytes), "Bytes that the store takes.");

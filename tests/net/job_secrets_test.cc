@@ -142,7 +142,7 @@ TEST_CASE("secrets of jobs that cannot be read, or are given twice, are refused 
   const auto refusal = [](std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), {"--host", "127.0.0.1", "--port", "0"});
     auto [code, log] = Musterd(arguments).finish();
-    REQUIRE(code == 1);
+    REQUIRE(code == 2);
     return log;
   };
   REQUIRE_THAT(refusal({"--job-secret", "a"}), Catch::Contains("JOB=FILE"));

@@ -124,14 +124,14 @@ TEST_CASE("a secret that is too short or readable by others is refused, and not 
   {
     const Exported exported("horse");
     const auto [code, log] = Musterd({"--port", "0"}).finish();
-    REQUIRE(code == 1);
+    REQUIRE(code == 2);
     REQUIRE_THAT(log, Catch::Contains("MUSTER_SECRET") && Catch::Contains("has 5 bytes"));
     REQUIRE(log.find("horse") == std::string::npos);
   }
   const TemporaryDirectory folder;
   const auto [code, log] =
       Musterd({"--port", "0", "--secret-file", write_secret_file(folder, 0644)}).finish();
-  REQUIRE(code == 1);
+  REQUIRE(code == 2);
   REQUIRE_THAT(log, Catch::Contains("chmod 600"));
   REQUIRE(log.find("horse") == std::string::npos);
 }

@@ -209,7 +209,7 @@ def test_missing_nodes_are_named_while_waiting_and_at_the_end(cluster, tmp_path)
         assert re.search(r"rendezvous: 2/4 nodes; host1 connected, then dropped: .*; node rank 3 never connected; giving up in \d s",
                          results[node].stderr), results[node].stderr
         assert re.search(r"rendezvous timed out after 8 s: 2 of 4 nodes were ready\n  host1: connection: connected, then dropped: .*\n"
-                         r"  node rank 3: never connected\n", results[node].stderr), results[node].stderr
+                         r"  node rank 3: never connected; does muster run there, ", results[node].stderr), results[node].stderr
     assert not (tmp_path / "started").exists()
 
 

@@ -17,6 +17,8 @@
 #include <unistd.h>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <muster/init.h>
 #include <muster/store_server.h>
 
@@ -42,7 +44,9 @@ struct Place {
 
 Error usage(std::string_view argument) {
   return Error{ErrorCode::kInvalidArgument,
-               "muster-preflight is started by muster --preflight=full; unknown: " + std::string(argument)};
+               fmt::format("muster-preflight is started by muster --preflight=full, not by hand; '{}' is not "
+                           "what that gives it",
+                           argument)};
 }
 
 /// "gpu:1", "slice:MIG-..." or "cpus:0,1,2".

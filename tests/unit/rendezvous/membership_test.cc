@@ -78,7 +78,7 @@ TEST_CASE("a gathering that stays too small ends at the join timeout with a repo
           "rendezvous timed out after 600 s: 2 of 4 nodes were ready\n"
           "  n11: connection: connected, then dropped: connection reset\n"
           "  n13: settings: wants --nnodes=512, the job has --nnodes=4\n"
-          "  node rank 3: never connected");
+          "  node rank 3: never connected; does muster run there, with this address and this job's id?");
   REQUIRE(j.join(1).kind == Admission::Kind::kRefused);
 }
 
