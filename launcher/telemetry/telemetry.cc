@@ -26,30 +26,9 @@ WorkerState state_after(const WorkerOutcome& outcome) {
   return is_failure(outcome) || !outcome.hang.empty() ? WorkerState::kFailed : WorkerState::kStopped;
 }
 
-/// For people.
-std::string event_text(std::string_view event, const OrderedJson& fields) {
-  const auto text = [&](const char* name) {
-    const auto found = fields.find(name);
-    if (found == fields.end()) return std::string();
-    return found->is_string() ? found->get<std::string>() : found->dump();
-  };
-  if (event == "start") return text("program");
-  if (event == "joined")
-    return fmt::format("{} of {} ranks, from rank {}; {} nodes", text("local_world_size"), text("world_size"),
-                       text("base_rank"), text("nodes"));
-  if (event == "running")
-    return fields.contains("restart_seconds") ? fmt::format("again after {} s", text("restart_seconds"))
-                                              : std::string();
-  if (event == "worker_ended") {
-    const std::string how = fields.contains("signal")      ? "killed by " + text("signal")
-                            : fields.contains("exit_code") ? "exited with code " + text("exit_code")
-                                                           : text("result");
-    return text("error").empty() ? how : how + ": " + text("error");
-  }
-  if (event == "generation_over") return text("next") + (text("text").empty() ? "" : ": " + text("text"));
-  if (event == "stop") return text("signal");
-  if (event == "end") return "exit status " + text("exit_status");
-  return text("text");
+/// "killed by SIGKILL: why"
+std::string with_reason(std::string what, std::string_view why) {
+  return why.empty() ? what : fmt::format("{}: {}", what, why);
 }
 
 }  // namespace
@@ -135,27 +114,19 @@ void Telemetry::enter(AgentState state) {
   status_.since = SteadyClock::now();
 }
 
-/// Thousands of workers that end well are no news.
-void Telemetry::keep(std::string_view event, const OrderedJson& fields) {
-  const std::string result = event == "worker_ended" ? fields.value("result", "") : std::string();
-  if (event == "agent_timeline" || result == "succeeded" || result == "stopped") return;
+void Telemetry::keep(std::string_view event, std::string text, int rank) {
   const std::int64_t number = status_.events.empty() ? 1 : status_.events.back().number + 1;
-  int rank = -1;
-  if (const auto found = fields.find(event == "generation_over" ? "failed_rank" : "rank");
-      found != fields.end())
-    rank = found->get<int>();
-  status_.events.push_back(
-      {number, EventTime::now().wall_s, std::string(event), rank, event_text(event, fields)});
+  status_.events.push_back({number, EventTime::now().wall_s, std::string(event), rank, std::move(text)});
   if (status_.events.size() > kMostEvents) status_.events.pop_front();
 }
 
 void Telemetry::write(std::string_view event, const OrderedJson& fields) {
-  keep(event, fields);
   if (events_ == nullptr) return;
   events_->write(event_line(event, job_, status_.assignment, EventTime::now(), fields), log_);
 }
 
 void Telemetry::started(std::string_view version) {
+  keep("start", job_.command.title);
   write("start", {{"version", version},
                   {"pid", ::getpid()},
                   {"program", job_.command.title},
@@ -165,6 +136,7 @@ void Telemetry::started(std::string_view version) {
 }
 
 void Telemetry::preflight(std::string_view level, std::string_view reason) {
+  keep("preflight", std::string(reason));
   write("preflight", {{"level", level}, {"healthy", reason.empty()}, {"text", reason}});
 }
 
@@ -173,6 +145,7 @@ void Telemetry::rendezvous_begins(int attempt) {
   if (attempt > 0) status_.start.clear();
   rendezvous_since_ = SteadyClock::now();
   for (WorkerStatus& worker : status_.workers) worker = {};
+  keep("rendezvous");
   write("rendezvous", {});
 }
 
@@ -189,6 +162,8 @@ void Telemetry::joined(const Assignment& assignment, const JoinTimes& times) {
   }
   status_.rendezvous.add(took);
   status_.assignment = assignment;
+  keep("joined", fmt::format("{} of {} ranks, from rank {}; {} nodes", job_.local_world_size,
+                             assignment.world_size, assignment.base_rank, assignment.group_world_size));
   write("joined", {{"nodes", assignment.group_world_size},
                    {"world_size", assignment.world_size},
                    {"base_rank", assignment.base_rank},
@@ -216,11 +191,14 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   if (events_ != nullptr) events_->write(lines, log_);
   enter(AgentState::kRunning);
   OrderedJson all;
+  std::string again;
   if (ending_since_) {
     const double took = seconds_between(*std::exchange(ending_since_, std::nullopt), now);
     status_.restarts.add(took);
     all["restart_seconds"] = took;
+    again = fmt::format("again after {} s", took);
   }
+  keep("running", again);
   write("running", all);
   phase("spawn", seconds_between(starting_since_, now));
   OrderedJson phases;
@@ -231,7 +209,9 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
 void Telemetry::not_started(const WorkerGroup::StartFailure& failure) {
   worker(failure.local_rank).state = WorkerState::kFailed;
   ++status_.failures[static_cast<std::size_t>(CauseClass::kNotStarted)];
-  write("worker_ended", {{"rank", status_.assignment->base_rank + failure.local_rank},
+  const int rank = status_.assignment->base_rank + failure.local_rank;
+  keep("worker_ended", with_reason("failed", failure.error.message), rank);
+  write("worker_ended", {{"rank", rank},
                          {"local_rank", failure.local_rank},
                          {"result", "failed"},
                          {"cause", name_of(CauseClass::kNotStarted).id},
@@ -246,31 +226,41 @@ void Telemetry::worker_ended(const WorkerOutcome& outcome) {
                   {"local_rank", outcome.local_rank},
                   {"pid", outcome.pid},
                   {"result", kWorkerStates[static_cast<std::size_t>(ended.state)]}};
+  std::string text = fmt::format("exited with code {}", outcome.end.code);
   if (outcome.end.signal != 0) {
     out["signal"] = signal_name(outcome.end.signal);
     out["core_dumped"] = outcome.end.core;
+    text = fmt::format("killed by {}", signal_name(outcome.end.signal));
   } else {
     out["exit_code"] = outcome.end.code;
   }
   if (ended.state == WorkerState::kFailed) {
     ++status_.failures[static_cast<std::size_t>(cause)];
     out["cause"] = name_of(cause).id;
-    out["error"] = outcome.hang.empty() ? outcome.cause.text : outcome.hang;
+    const std::string& error = outcome.hang.empty() ? outcome.cause.text : outcome.hang;
+    out["error"] = error;
     out["where"] = outcome.cause.where;
+    text = with_reason(std::move(text), error);
   }
+  // Thousands of workers that end well are no news.
+  if (ended.state == WorkerState::kFailed || ended.state == WorkerState::kPreempted)
+    keep("worker_ended", std::move(text), outcome.rank);
   write("worker_ended", out);
 }
 
 void Telemetry::hung(int local_rank, std::string_view text) {
   ++status_.hangs;
-  write("hang",
-        {{"rank", status_.assignment->base_rank + local_rank}, {"local_rank", local_rank}, {"text", text}});
+  const int rank = status_.assignment->base_rank + local_rank;
+  keep("hang", std::string(text), rank);
+  write("hang", {{"rank", rank}, {"local_rank", local_rank}, {"text", text}});
 }
 
 void Telemetry::stopping(int signal) {
   if (!ending_since_) ending_since_ = SteadyClock::now();
   enter(AgentState::kStopping);
-  if (signal != 0) write("stop", {{"signal", signal_name(signal)}});
+  if (signal == 0) return;
+  keep("stop", std::string(signal_name(signal)));
+  write("stop", {{"signal", signal_name(signal)}});
 }
 
 void Telemetry::attempt_over(const Result<FailureNotice>& notice) {
@@ -279,24 +269,26 @@ void Telemetry::attempt_over(const Result<FailureNotice>& notice) {
   if (!ending_since_) ending_since_ = SteadyClock::now();
   const bool succeeded = notice && !again && notice->exit_code == kExitOk;
   const bool preempted = notice && notice->preempted();
-  OrderedJson out{{"next", again ? notice->regroup ? "regroup" : "restart" : "end"},
+  const std::string next = again ? notice->regroup ? "regroup" : "restart" : "end";
+  const std::string text = succeeded ? std::string() : notice ? notice->text : notice.error().message;
+  OrderedJson out{{"next", next},
                   {"result", succeeded   ? "succeeded"
                              : preempted ? "preempted"
-                                         : "failed"}};
-  if (!notice) {
-    out["text"] = notice.error().message;
-  } else if (!succeeded) {
-    out["text"] = notice->text;
-    status_.failure = Announcement{notice->text, std::exchange(failure_report_, {})};
+                                         : "failed"},
+                  {"text", text}};
+  if (notice && !succeeded) {
+    status_.failure = Announcement{text, std::exchange(failure_report_, {})};
     if (notice->rank >= 0) out["failed_rank"] = notice->rank;
     if (notice->node_rank >= 0) out["failed_node"] = notice->node_rank;
     out["exit_code"] = notice->exit_code;
   }
+  keep("generation_over", with_reason(next, text), notice && !succeeded ? notice->rank : -1);
   write("generation_over", out);
 }
 
 void Telemetry::ended(int exit_status) {
   enter(AgentState::kEnding);
+  keep("end", fmt::format("exit status {}", exit_status));
   write("end", {{"exit_status", exit_status}});
 }
 

@@ -170,8 +170,10 @@ class Telemetry {
 
  private:
   void enter(AgentState state);
+  /// For --events.
   void write(std::string_view event, const nlohmann::ordered_json& fields);
-  void keep(std::string_view event, const nlohmann::ordered_json& fields);
+  /// For the status page.
+  void keep(std::string_view event, std::string text = {}, int rank = -1);
   [[nodiscard]] WorkerStatus& worker(int local_rank) {
     return status_.workers[static_cast<std::size_t>(local_rank)];
   }
