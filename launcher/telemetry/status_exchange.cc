@@ -29,6 +29,11 @@ std::string no_log(int rank) {
   return fmt::format("rank {} has no log file: its output is kept with -r or -t (--redirects, --tee)", rank);
 }
 
+Result<std::string> text_of(const LogAnswer& answer) {
+  if (!answer.problem.empty()) return fail(ErrorCode::kNotFound, answer.problem);
+  return fmt::format("{}\n", fmt::join(answer.lines, "\n"));
+}
+
 }  // namespace
 
 StatusExchange::StatusExchange(boost::asio::io_context& io, const Job& job, const Telemetry& telemetry)
@@ -209,12 +214,8 @@ void StatusExchange::receive(const control::Status& message) {
       auto read = from_node_message<LogAnswer>(message.payload, "a worker's log");
       if (read && gathering_ && read->number == gathering_->number)
         return receive_metrics(message.group_rank, *read);
-      const auto asked = read ? awaited_.find(read->number) : awaited_.end();
-      if (asked == awaited_.end()) return;
-      const LogRead done = std::move(asked->second);
-      awaited_.erase(asked);
-      if (!read->problem.empty()) return done(fail(ErrorCode::kNotFound, read->problem));
-      return done(fmt::format("{}\n", fmt::join(read->lines, "\n")));
+      if (read) take_log(read->number, text_of(*read));
+      return;
     }
     case StatusKind::kRequestStatus: {
       const Instant now = SteadyClock::now();
@@ -245,25 +246,23 @@ void StatusExchange::read_log(LogRequest request, LogRead done) {
   if (!place || request.rank < 0 || request.rank >= place->world_size)
     return done(fail(ErrorCode::kNotFound, fmt::format("there is no rank {}", request.rank)));
   request.lines = std::clamp(request.lines, 1, kMostLines);
-  if (is_here(request.rank))
-    return read_own_log(request, [done = std::move(done)](const LogAnswer& answer) {
-      if (!answer.problem.empty()) return done(fail(ErrorCode::kNotFound, answer.problem));
-      done(fmt::format("{}\n", fmt::join(answer.lines, "\n")));
-    });
   constexpr std::size_t kMostAwaited = 64;
   if (awaited_.size() >= kMostAwaited)
     return done(fail(ErrorCode::kExhausted, "too many logs are asked for at a time"));
   request.number = next_log_++;
   awaited_.emplace(request.number, std::move(done));
-  send(StatusKind::kRequestLog, to_node_message(request));
+  if (is_here(request.rank))
+    read_own_log(request, [this](const LogAnswer& answer) { take_log(answer.number, text_of(answer)); });
+  else
+    send(StatusKind::kRequestLog, to_node_message(request));
   const auto timer = std::make_shared<LoopTimer>(io_);
   lifetime_.call_at(*timer, SteadyClock::now() + kLogTimeout, [this, timer, number = request.number] {
-    const auto late = awaited_.find(number);
-    if (late == awaited_.end()) return;
-    const LogRead call = std::move(late->second);
-    awaited_.erase(late);
-    call(fail(ErrorCode::kTimeout, "the rank's node did not answer in time"));
+    take_log(number, fail(ErrorCode::kTimeout, "the rank's node did not answer in time"));
   });
+}
+
+void StatusExchange::take_log(std::int64_t number, Result<std::string> text) {
+  if (const auto asked = awaited_.extract(number)) asked.mapped()(std::move(text));
 }
 
 void StatusExchange::read_own_log(const LogRequest& request, std::function<void(LogAnswer)> done) {

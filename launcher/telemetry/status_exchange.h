@@ -30,7 +30,7 @@ namespace muster::launcher {
 class StatusExchange {
  public:
   static constexpr std::chrono::seconds kLease{5};
-  static constexpr std::chrono::seconds kLogTimeout{5};  // for the log of a worker of another node
+  static constexpr std::chrono::seconds kLogTimeout{5};  // for the log of a worker
   static constexpr std::int32_t kMostLines = 2000;
   static constexpr std::size_t kMostLogBytes = std::size_t{64} << 10;
 
@@ -83,6 +83,8 @@ class StatusExchange {
   void gather_metrics();
   void receive_metrics(int node, const LogAnswer& answer);
   void merge_metrics();
+  /// Of the log that was asked for by that number, unless nobody waits for it any more.
+  void take_log(std::int64_t number, Result<std::string> text);
   void read_own_log(const LogRequest& request, std::function<void(LogAnswer)> done);
   [[nodiscard]] bool is_first() const;
   [[nodiscard]] bool is_here(int rank) const;
@@ -101,7 +103,7 @@ class StatusExchange {
   Instant next_survey_{};         // when all nodes are asked though nobody looks
   bool reports_ = false;          // a worker reports progress
   int node_ = -1;                 // this one
-  std::map<std::int64_t, LogRead> awaited_;  // logs of other nodes
+  std::map<std::int64_t, LogRead> awaited_;  // logs
   std::int64_t next_log_ = 1;
   std::function<std::string()> read_metrics_;
   std::vector<std::function<void(std::string)>> federating_;
