@@ -14,12 +14,6 @@
 
 namespace muster::launcher {
 
-extern const std::string_view kStatusPageHtml;  // status_page.html, made a string by the build
-
-std::string_view status_page_html() {
-  return kStatusPageHtml;
-}
-
 namespace {
 
 std::string_view text_of(AgentState state) {
@@ -142,13 +136,9 @@ std::string health_text(const Job& job, const AgentStatus& status, Instant now) 
 }
 
 void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, const NodeStatus& here,
-                 const std::optional<FoundStraggler>& straggler, std::string_view version,
-                 std::optional<std::uint64_t> dropped_events) {
+                 const std::optional<FoundStraggler>& straggler, std::string_view version) {
   put_job(out, job, status, version);
   put_counts(out, status);
-  if (dropped_events)
-    out.counter("muster_events_dropped_total", static_cast<double>(*dropped_events),
-                "Lines of --events that could not be written.");
   if (!status.assignment) return;
 
   std::vector<RankNames> names;
@@ -226,7 +216,7 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
   }
   if (auto refused = refusal(request)) return refused;
   if (request.path == "/")
-    return access_.page(request, std::string(status_page_html()), net::PageAccess::Scripts::kOwn);
+    return access_.page(request, std::string(kStatusPageHtml), net::PageAccess::Scripts::kOwn);
   if (request.path == "/api/log") return log(request);
   if (request.path == "/api/status") {
     exchange_.look();
@@ -278,10 +268,10 @@ net::StatusReply StatusPage::log(const net::StatusRequest& request) {
 
 std::string StatusPage::metrics() {
   MetricsText out;
-  std::optional<std::uint64_t> dropped;
-  if (telemetry_.events() != nullptr) dropped = telemetry_.events()->dropped();
-  put_metrics(out, job_, telemetry_.status(), exchange_.look_here(), exchange_.straggler(), version_,
-              dropped);
+  put_metrics(out, job_, telemetry_.status(), exchange_.look_here(), exchange_.straggler(), version_);
+  if (const EventLog* events = telemetry_.events())
+    out.counter("muster_events_dropped_total", static_cast<double>(events->dropped()),
+                "Lines of --events that could not be written.");
   out.counter("muster_status_messages_total", static_cast<double>(exchange_.messages_sent()),
               "Messages about the status page that were sent to other nodes.");
   if (more_) more_(out);

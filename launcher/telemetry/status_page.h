@@ -29,14 +29,13 @@ namespace muster::launcher {
 /// One JSON object with a newline.
 [[nodiscard]] std::string health_text(const Job& job, const AgentStatus& status, Instant now);
 
-/// `here`: of this node. `straggler`: of the job, where this node knows it. `dropped_events`: nothing: there
-/// are no events.
+/// `here`: of this node. `straggler`: of the job, where this node knows it.
 void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, const NodeStatus& here,
-                 const std::optional<FoundStraggler>& straggler, std::string_view version,
-                 std::optional<std::uint64_t> dropped_events);
+                 const std::optional<FoundStraggler>& straggler, std::string_view version);
 
-/// The page, with "{nonce}" where the nonce of its script and style belongs.
-[[nodiscard]] std::string_view status_page_html();
+/// The page (status_page.html, made a string by the build), with "{nonce}" where the nonce of its script and
+/// style belongs.
+extern const std::string_view kStatusPageHtml;
 
 class StatusPage {
  public:

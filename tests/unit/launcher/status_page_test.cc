@@ -156,7 +156,7 @@ TEST_CASE("the token follows from the secret and the run id") {
 }
 
 TEST_CASE("the page is one file below 100 KB that fetches nothing and sets no markup") {
-  const std::string_view page = status_page_html();
+  const std::string_view page = kStatusPageHtml;
   CHECK(page.size() < 100'000);
   CHECK(page.find("<script nonce=\"{nonce}\">") != std::string::npos);
   for (const char* word : {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",

@@ -71,7 +71,7 @@ std::vector<Json> events_in(const std::string& path) {
 std::string metrics(const Job& job, const AgentStatus& status, const NodeStatus& here = {},
                     const std::optional<FoundStraggler>& straggler = {}) {
   MetricsText out;
-  put_metrics(out, job, status, here, straggler, "0.1.0", std::nullopt);
+  put_metrics(out, job, status, here, straggler, "0.1.0");
   return out.take();
 }
 
