@@ -86,8 +86,8 @@ struct TopCommand {
   JobsCommand coordinator;  ///< its `job` names a detached job where there is no endpoint
   std::string url;
   double interval_s = 1;
-  int count = -1;  ///< so many times as lines; 0: until interrupted; -1: a screen on a terminal, else lines
-  bool lines_forever = false;  ///< where there is no screen: as with count 0, not 1
+  bool screen = true;  ///< where there is a terminal
+  int count = 1;       ///< else so many times as lines; 0: until interrupted
 };
 
 /// Where a job's page is.

@@ -259,7 +259,8 @@ CLI::App* define_top(CLI::App& app, TopCommand& look) {
                     ->check(CLI::NonNegativeNumber);
   out->add_flag("--json", look.coordinator.json, "the status document as it came");
   out->callback([&look, interval, count] {
-    if (interval->count() > 0 && count->count() == 0) look.lines_forever = true;
+    look.screen = count->count() == 0 && !look.coordinator.json;
+    if (count->count() == 0 && interval->count() > 0) look.count = 0;
   });
   return out;
 }

@@ -194,13 +194,9 @@ asio::awaitable<Result<std::string>> get(JobPage page, std::string path, Instant
 int run_top(const TopCommand& command, const JobRecord* record, const Environment& environment) {
   const auto page = find_page(command, record, environment);
   if (!page) return complain(page.error().message, status_of(page.error()));
-  const bool screen = command.count < 0 && !command.coordinator.json && ::isatty(STDIN_FILENO) == 1 &&
-                      ::isatty(STDOUT_FILENO) == 1;
-  if (screen)
+  if (command.screen && ::isatty(STDIN_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 1)
     if (const auto status = run_screen(*page, to_millis(command.interval_s))) return *status;
-  TopCommand lines = command;
-  if (lines.count < 0) lines.count = command.lines_forever ? 0 : 1;
-  return print_status(*page, lines);
+  return print_status(*page, command);
 }
 
 int run_open(const TopCommand& command, const JobRecord* record, const Environment& environment) {
