@@ -292,7 +292,7 @@ Result<JobView> parse_job_view(std::string_view document) {
   return out;
 }
 
-Action press(TopState& state, const JobView& view, Key key, char letter) {
+Action press(TopState& state, const JobView& view, int key) {
   const auto rows = rows_of(view, state);
   const auto turn_to = [&](Page page) {
     state.page = page;
@@ -300,7 +300,7 @@ Action press(TopState& state, const JobView& view, Key key, char letter) {
     return Action::kNone;
   };
   if (state.typing) {
-    if (key == Key::kText) state.filter.push_back(letter);
+    if (key < Key::kUp) state.filter.push_back(static_cast<char>(key));
     if (key == Key::kErase && !state.filter.empty()) state.filter.pop_back();
     if (key == Key::kEscape) state.filter.clear();
     state.typing = key != Key::kEscape && key != Key::kEnter;
@@ -331,22 +331,8 @@ Action press(TopState& state, const JobView& view, Key key, char letter) {
     case Key::kEnd:
       at = last;
       break;
-    case Key::kEnter:
-      letter = 'l';
-      break;
     case Key::kEscape:
       return turn_to(Page::kRanks);
-    default:
-      break;
-  }
-  at = std::min(at, last);
-  if (!on_ranks)
-    state.first = at;
-  else if (at < all)
-    state.selected = rows[at]->rank;
-  for (const PageRow& row : kPages)
-    if (letter != '\0' && letter == row.key) return turn_to(static_cast<Page>(&row - kPages));
-  switch (letter) {
     case 'q':
       return on_ranks ? Action::kQuit : turn_to(Page::kRanks);
     case 's':
@@ -358,14 +344,22 @@ Action press(TopState& state, const JobView& view, Key key, char letter) {
     case '/':
       state.typing = true;
       return turn_to(Page::kRanks);
+    case Key::kEnter:
     case 'l':
       if (!on_ranks || rows.empty()) break;
+      state.selected = rows[at]->rank;
       state.log.clear();
       (void)turn_to(Page::kLog);
       return Action::kReadLog;
     default:
-      break;
+      for (const PageRow& row : kPages)
+        if (key == row.key) return turn_to(static_cast<Page>(&row - kPages));
   }
+  at = std::min(at, last);
+  if (!on_ranks)
+    state.first = at;
+  else if (at < all)
+    state.selected = rows[at]->rank;
   return Action::kNone;
 }
 

@@ -56,10 +56,12 @@ struct TopState {
   std::size_t rows = 24, columns = 80;  ///< of the screen
 };
 
-enum class Key : std::uint8_t { kText, kUp, kDown, kPageUp, kPageDown, kHome, kEnd, kEnter, kErase, kEscape };
+/// A key is a printable character or one of these.
+struct Key {
+  enum : int { kUp = 0x100, kDown, kPageUp, kPageDown, kHome, kEnd, kEnter, kErase, kEscape };
+};
 enum class Action : std::uint8_t { kNone, kQuit, kReadLog };
-/// `text`: of kText.
-[[nodiscard]] Action press(TopState& state, const JobView& view, Key key, char text = '\0');
+[[nodiscard]] Action press(TopState& state, const JobView& view, int key);
 
 struct ScreenLine {
   enum class Style : std::uint8_t { kPlain, kBold, kAlert, kReverse };

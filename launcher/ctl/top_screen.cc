@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <fcntl.h>
+#include <optional>
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -39,17 +40,18 @@ constexpr Millis kTimeout{5'000};
 constexpr int kEscapeDelayMs = 25;  // until a lone Esc is no beginning of another key
 constexpr int kLogLines = 1000;
 
-constexpr std::pair<int, Key> kKeys[] = {
+constexpr std::pair<int, int> kKeys[] = {
     {KEY_UP, Key::kUp},           {KEY_DOWN, Key::kDown}, {KEY_PPAGE, Key::kPageUp},
     {KEY_NPAGE, Key::kPageDown},  {KEY_HOME, Key::kHome}, {KEY_END, Key::kEnd},
     {KEY_ENTER, Key::kEnter},     {'\n', Key::kEnter},    {'\r', Key::kEnter},
     {KEY_BACKSPACE, Key::kErase}, {'\b', Key::kErase},    {0x7f, Key::kErase},
     {0x1b, Key::kEscape}};
 
-Key key_of(int code) {
+/// Nothing: a key without a meaning here.
+std::optional<int> key_of(int code) {
   for (const auto& [each, key] : kKeys)
     if (each == code) return key;
-  return Key::kText;
+  return code >= ' ' && code < 0x7f ? std::optional(code) : std::nullopt;
 }
 
 class TopScreen {
@@ -116,10 +118,9 @@ class TopScreen {
       pollfd terminal{keys_.native_handle(), POLLIN, 0};
       if (error || (::poll(&terminal, 1, 0) > 0 && (terminal.revents & (POLLHUP | POLLERR)) != 0)) co_return;
       for (int code = ::getch(); code != ERR; code = ::getch()) {
-        const Key key = key_of(code);
-        const bool letter = code >= ' ' && code < 0x7f;
-        if (key == Key::kText && !letter) continue;
-        const Action action = press(state_, view_, key, letter ? static_cast<char>(code) : '\0');
+        const auto key = key_of(code);
+        if (!key) continue;
+        const Action action = press(state_, view_, *key);
         if (action == Action::kQuit) co_return;
         if (action == Action::kReadLog) timer_.cancel();
       }

@@ -76,7 +76,7 @@ std::vector<int> ranks_on(TopState& state, const JobView& view) {
 }
 
 void type(TopState& state, const JobView& view, std::string_view keys) {
-  for (const char key : keys) (void)press(state, view, Key::kText, key);
+  for (const char key : keys) (void)press(state, view, key);
 }
 
 }  // namespace
@@ -111,7 +111,7 @@ TEST_CASE("what is missing, null or of another type is shown as unknown") {
   CHECK(empty.ranks.empty());
   TopState state = screen(10, 40);
   CHECK(screen_of(state, empty).size() == 10);
-  for (const char key : std::string_view("lhfge?q/q")) (void)press(state, empty, Key::kText, key);
+  for (const char key : std::string_view("lhfge?q/q")) (void)press(state, empty, key);
 
   const JobView odd = view_of(Json::parse(R"({"job":{"run_id":7,"state":null,"began":"x"},"nodes":{"a":1},
       "ranks":{"rank":[0,"x",null,-3],"node":[0],"step":[1e300,true,-5],"resident_bytes":[-1,1e300],
@@ -225,7 +225,7 @@ TEST_CASE("a key opens a page over the ranks and another leads back") {
   CHECK(shows("RuntimeError: x"));
   type(state, view, "h");
   CHECK(shows("rank 2 waits"));
-  CHECK(press(state, view, Key::kText, 'q') == Action::kNone);
+  CHECK(press(state, view, 'q') == Action::kNone);
   (void)press(state, view, Key::kDown);
   CHECK(press(state, view, Key::kEnter) == Action::kReadLog);
   CHECK(shows("log of rank 1"));
@@ -237,7 +237,7 @@ TEST_CASE("a key opens a page over the ranks and another leads back") {
   CHECK_FALSE(shows("line 49"));
   (void)press(state, view, Key::kEscape);
   CHECK(state.page == Page::kRanks);
-  CHECK(press(state, view, Key::kText, 'q') == Action::kQuit);
+  CHECK(press(state, view, 'q') == Action::kQuit);
 }
 
 TEST_CASE("old data are said to be old, and so are silent nodes") {
