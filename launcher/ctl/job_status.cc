@@ -56,8 +56,7 @@ std::string size_text(std::uint64_t bytes) {
 }
 
 std::string state_of(const JobRecord& entry) {
-  if (entry.state == "ended") return fmt::format("ended {}", entry.exit_status);
-  return is_alive(entry) ? entry.state : "lost";
+  return entry.state == "ended" ? fmt::format("ended {}", entry.exit_status) : entry.state;
 }
 
 std::string age_of(std::int64_t since, std::int64_t now) {
@@ -73,9 +72,8 @@ std::string command_of(const JobRecord& entry) {
 }
 
 std::string status_text(const JobRecord& entry, std::int64_t now) {
-  const std::string state = state_of(entry);
-  std::string text = fmt::format("{}: {}\n", entry.name, state);
-  if (state == "lost")
+  std::string text = fmt::format("{}: {}\n", entry.name, state_of(entry));
+  if (entry.state == "lost")
     text += "  its agent ended without a report: it was killed, or the host was restarted\n";
   text += fmt::format("  command   {}\n  directory {}\n  host      {}, process {}\n", command_of(entry),
                       one_line(entry.directory), entry.host, entry.pid);
@@ -87,7 +85,7 @@ std::string status_text(const JobRecord& entry, std::int64_t now) {
   if (entry.world_size > 0)
     text += fmt::format("  world     {} on {}, generation {}, {}\n", counted(entry.world_size, "rank"),
                         counted(entry.nodes, "node"), entry.generation, counted(entry.restarts, "restart"));
-  if (state == "lost") return text;
+  if (entry.state == "lost") return text;
   for (const auto& worker : entry.workers) {
     const RankView rank = look_at(entry, worker);
     text += fmt::format("  rank {:<4} process {:<8} {:7}", worker.rank, worker.pid, rank.state);
@@ -102,9 +100,7 @@ std::string status_text(const JobRecord& entry, std::int64_t now) {
 
 std::string status_json(const JobRecord& entry) {
   using Json = nlohmann::json;
-  JobRecord shown = entry;
-  if (state_of(entry) == "lost") shown.state = "lost";
-  Json out = Json::parse(to_json(shown));
+  Json out = Json::parse(to_json(entry));
   for (std::size_t i = 0; i < entry.workers.size(); ++i) {
     const RankView rank = look_at(entry, entry.workers[i]);
     Json& worker = out["workers"][i];

@@ -97,12 +97,14 @@ Result<long long> beginning_of_last_lines(const std::string& path, std::size_t l
 
 struct Jobs {
   std::vector<std::string> directories;
-  std::vector<JobRecord> entries;
+  std::vector<JobRecord> entries;  // the state of those whose agent is gone without a word is "lost"
 
   explicit Jobs(const Environment& environment) : directories(runtime_directories(environment)) {
     std::vector<std::string> complaints;
     entries = read_job_records(directories, complaints);
     for (const std::string& text : complaints) complain("left out: " + text, 0);
+    for (JobRecord& entry : entries)
+      if (entry.state != "ended" && !is_alive(entry)) entry.state = "lost";
   }
 
   /// By name, or by the only name that begins so.
@@ -142,11 +144,7 @@ struct Jobs {
 int list(const Jobs& jobs, bool json) {
   if (json) {
     std::string text = "[";
-    for (const JobRecord& entry : jobs.entries) {
-      JobRecord shown = entry;
-      if (state_of(entry) == "lost") shown.state = "lost";
-      text += (text.size() > 1 ? "," : "") + to_json(shown);
-    }
+    for (const JobRecord& entry : jobs.entries) text += (text.size() > 1 ? "," : "") + to_json(entry);
     std::printf("%s]\n", text.c_str());
     return 0;
   }
