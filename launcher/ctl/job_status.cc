@@ -15,13 +15,6 @@ namespace muster::launcher {
 
 namespace {
 
-/// Of processor time: "12.3s", "4h12m".
-std::string time_text(double seconds) {
-  if (seconds < 600) return fmt::format("{:.1f}s", seconds);
-  const auto minutes = static_cast<std::int64_t>(seconds / 60);
-  return minutes < 60 ? fmt::format("{}m", minutes) : fmt::format("{}h{:02}m", minutes / 60, minutes % 60);
-}
-
 struct RankView {
   std::string state;  // running, blocked (in the kernel), paused (by a signal) or ended
   std::optional<ProcessUsage> usage;
@@ -91,7 +84,7 @@ std::string status_text(const JobRecord& entry, std::int64_t now) {
     text += fmt::format("  rank {:<4} process {:<8} {:7}", worker.rank, worker.pid, rank.state);
     if (rank.usage)
       text += fmt::format("  {:>9}  cpu {:>6}", size_text(rank.usage->resident_bytes),
-                          time_text(rank.usage->cpu_seconds));
+                          age_of(0, static_cast<std::int64_t>(rank.usage->cpu_seconds)));
     if (!rank.progress.empty()) text += "  " + one_line(rank.progress);
     text += '\n';
   }

@@ -11,6 +11,7 @@
 #include "launcher/ctl/commands.h"
 #include "launcher/job/exit_status.h"
 #include "launcher/plan/rendezvous_plan.h"
+#include "launcher/text/seconds_text.h"
 #include "launcher/text/text_table.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"
@@ -174,7 +175,7 @@ Result<net::QueryOptions> query_options(const JobsCommand& command, const Enviro
   out.port = static_cast<std::uint16_t>(endpoint->port < 0 ? kMusterPort : endpoint->port);
   out.job = command.job;
   out.own_host = boost::asio::ip::host_name();
-  out.timeout = Millis(static_cast<std::int64_t>(command.timeout_s * 1000));
+  out.timeout = to_millis(command.timeout_s);
   MUSTER_TRY(out.secret, auth::find_secret(command.secret_file, environment));
   const tls::Files& files = command.tls;
   if (files.ca.empty() && !(files.cert.empty() && files.key.empty()))

@@ -21,6 +21,7 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/process/job_record.h"
 #include "launcher/process/process_stat.h"
+#include "launcher/text/seconds_text.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env.h"
@@ -188,9 +189,7 @@ int attach(const JobRecord& entry, const Environment& environment) {
 int stop(const JobRecord& entry, double seconds, bool at_once, const Environment& environment) {
   const UniqueFd agent = agent_of(entry);
   if (!agent) return complain(fmt::format("{} does not run: {}", entry.name, state_of(entry)), 0);
-  const auto timeout =
-      std::chrono::duration_cast<SteadyClock::duration>(std::chrono::duration<double>(seconds));
-  const Instant deadline = SteadyClock::now() + timeout;
+  const Instant deadline = SteadyClock::now() + to_millis(seconds);
   bool gone = false;
   do {  // of two signals sent at once the kernel keeps one; the second that arrives skips to SIGKILL
     if (!send_signal(agent.get(), SIGTERM) && errno != ESRCH)
