@@ -147,11 +147,10 @@ bool makes_sense(const NodeStatus& status, int node, const Assignment& assignmen
 
 std::string job_status_json(const JobFacts& facts, const NodesSeen& nodes, bool with_times) {
   const auto& place = facts.status.assignment;
-  const auto state = [](AgentState each) { return kAgentStates[static_cast<std::size_t>(each)]; };
   OrderedJson out;
   out["job"] = {{"run_id", facts.job.run_id},
                 {"program", facts.job.command.title},
-                {"state", state(facts.status.state)},
+                {"state", name_of(facts.status.state)},
                 {"generation", place ? OrderedJson(place->generation) : OrderedJson(nullptr)},
                 {"restarts", place ? place->attempt : 0},
                 {"max_restarts", facts.job.max_restarts},

@@ -111,7 +111,7 @@ const NodeStatus& StatusExchange::look_here() {
   NodeStatus& out = seen.status;
   out.node = node_;
   out.host = job_.host;
-  out.state = kAgentStates[static_cast<std::size_t>(status.state)];
+  out.state = name_of(status.state);
   out.status_address = job_.status_address;
   out.events.assign(status.events.begin(), status.events.end());
   if (!place) return out;

@@ -16,10 +16,6 @@ namespace muster::launcher {
 
 namespace {
 
-std::string_view text_of(AgentState state) {
-  return kAgentStates[static_cast<std::size_t>(state)];
-}
-
 std::ptrdiff_t count(const AgentStatus& status, WorkerState state) {
   return std::count_if(status.workers.begin(), status.workers.end(),
                        [state](const WorkerStatus& worker) { return worker.state == state; });
@@ -75,7 +71,7 @@ void put_job(MetricsText& out, const Job& job, const AgentStatus& status, std::s
   out.sample(1, {{"version", version}, {"run_id", job.run_id}, {"host", job.host}, {"role", job.role}});
   out.family("muster_agent_state", MetricType::kGauge, "1 for what the agent is doing.");
   for (const std::string_view state : kAgentStates)
-    out.sample(state == text_of(status.state) ? 1 : 0, {{"state", state}});
+    out.sample(state == name_of(status.state) ? 1 : 0, {{"state", state}});
   if (place) {
     out.gauge("muster_job_generation", static_cast<double>(place->generation), "Generation of the workers.");
     out.gauge("muster_job_nodes", place->group_world_size, "Nodes of that generation.");
@@ -118,7 +114,7 @@ void put_counts(MetricsText& out, const AgentStatus& status) {
 
 std::string health_text(const Job& job, const AgentStatus& status, Instant now) {
   nlohmann::ordered_json out{{"status", "ok"},
-                             {"state", text_of(status.state)},
+                             {"state", name_of(status.state)},
                              {"seconds_in_state", std::chrono::duration<double>(now - status.since).count()},
                              {"run_id", job.run_id},
                              {"host", job.host},
@@ -153,7 +149,7 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, co
     out.sample(1, {{"rank", names[i].rank},
                    {"local_rank", names[i].local_rank},
                    {"pid", pid},
-                   {"state", kWorkerStates[static_cast<std::size_t>(worker.state)]}});
+                   {"state", name_of(worker.state)}});
   }
   for (const WorkerMetric& metric : kWorkerMetrics) {
     out.family(metric.name, metric.type, metric.help);
@@ -206,15 +202,17 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
   // Before the nodes have met, of this one alone: it has no rank yet.
   if (request.path == "/metrics" || (request.path == "/federate" && !status.assignment))
     return net::StatusReply{.type = MetricsText::kContentType, .body = metrics(), .fresh_for = kFresh};
+  const bool is_elsewhere = status.assignment && status.assignment->group_rank != 0;
   if (request.path == "/federate") {
-    if (status.assignment->group_rank != 0) return elsewhere(*status.assignment);
+    if (is_elsewhere) return elsewhere(*status.assignment);
     return net::StatusReply{.later = [this](std::function<void(net::StatusReply)> respond) {
       exchange_.federate([respond = std::move(respond)](std::string text) {
         respond({.type = MetricsText::kContentType, .body = std::move(text)});
       });
     }};
   }
-  if (auto refused = refusal(request)) return refused;
+  if (auto refused = access_.refusal(request)) return refused;
+  if (is_elsewhere) return elsewhere(*status.assignment);
   if (request.path == "/")
     return access_.page(request, std::string(kStatusPageHtml), net::PageAccess::Scripts::kOwn);
   if (request.path == "/api/log") return log(request);
@@ -234,14 +232,6 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
                             streams_.push_back(stream);
                             wait();
                           }};
-}
-
-/// Nothing: the request may be answered.
-std::optional<net::StatusReply> StatusPage::refusal(const net::StatusRequest& request) const {
-  if (auto refused = access_.refusal(request)) return refused;
-  const auto& place = telemetry_.status().assignment;
-  if (place && place->group_rank != 0) return elsewhere(*place);
-  return std::nullopt;
 }
 
 net::StatusReply StatusPage::log(const net::StatusRequest& request) {

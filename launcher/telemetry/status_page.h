@@ -56,7 +56,6 @@ class StatusPage {
   };
 
   [[nodiscard]] std::optional<net::StatusReply> answer(const net::StatusRequest& request);
-  [[nodiscard]] std::optional<net::StatusReply> refusal(const net::StatusRequest& request) const;
   [[nodiscard]] std::string metrics();
   [[nodiscard]] net::StatusReply log(const net::StatusRequest& request);
   [[nodiscard]] std::string json(bool with_times = true);

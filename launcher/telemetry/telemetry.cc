@@ -225,7 +225,7 @@ void Telemetry::worker_ended(const WorkerOutcome& outcome) {
   OrderedJson out{{"rank", outcome.rank},
                   {"local_rank", outcome.local_rank},
                   {"pid", outcome.pid},
-                  {"result", kWorkerStates[static_cast<std::size_t>(ended.state)]}};
+                  {"result", name_of(ended.state)}};
   std::string text = fmt::format("exited with code {}", outcome.end.code);
   if (outcome.end.signal != 0) {
     out["signal"] = signal_name(outcome.end.signal);

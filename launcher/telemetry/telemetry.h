@@ -39,10 +39,16 @@ struct AgentPhase {
 enum class AgentState { kRendezvous, kRunning, kStopping, kRestarting, kEnding };
 inline constexpr std::array<std::string_view, 5> kAgentStates = {"rendezvous", "running", "stopping",
                                                                  "restarting", "ending"};
+[[nodiscard]] constexpr std::string_view name_of(AgentState state) {
+  return kAgentStates[static_cast<std::size_t>(state)];
+}
 
 enum class WorkerState { kWaiting, kRunning, kSucceeded, kFailed, kStopped, kPreempted };
 inline constexpr std::array<std::string_view, 6> kWorkerStates = {"waiting", "running", "succeeded",
                                                                   "failed",  "stopped", "preempted"};
+[[nodiscard]] constexpr std::string_view name_of(WorkerState state) {
+  return kWorkerStates[static_cast<std::size_t>(state)];
+}
 
 struct WorkerStatus {
   WorkerState state = WorkerState::kWaiting;
