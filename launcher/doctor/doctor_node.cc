@@ -62,16 +62,12 @@ int complain(std::string_view text) {
   return kExitSystem;
 }
 
-bool is_link_local(std::string_view address) {
-  return address.starts_with("fe80:") || address.starts_with("169.254.");
-}
-
 DoctorNode offer(const DoctorArguments& arguments, const std::vector<InterfaceAddress>& own) {
   DoctorNode out;
   out.host = arguments.host;
   out.token = auth::random_secret_text().substr(0, kTokenBytes);
   for (const std::string& address : offered_addresses(own, {arguments.local_addr, arguments.interface, {}}))
-    if (!is_link_local(address) || out.addresses.empty())
+    if (out.addresses.empty() || !(is_v6_link_local(address) || address.starts_with("169.254.")))
       out.addresses.push_back({address, interface_of(own, address)});
   if (out.addresses.size() > kMostTried) out.addresses.resize(kMostTried);
   return out;
@@ -105,18 +101,11 @@ Millis probe_timeout(const std::vector<DoctorNode>& nodes) {
   std::size_t tries = 0;
   for (const DoctorNode& node : nodes) tries += node.addresses.size();
   const auto rounds = static_cast<std::int64_t>(tries / limits.at_once + 1);
-  return kStoreTimeout + rounds * (limits.connect + limits.talk + limits.big);
+  return kStoreTimeout + rounds * 3 * limits.step;
 }
 
 std::string key(std::string_view what, std::size_t rank) {
   return fmt::format("muster/doctor/{}/{}", what, rank);
-}
-
-std::vector<std::string> keys(std::string_view what, std::size_t nodes) {
-  std::vector<std::string> out;
-  out.reserve(nodes);
-  for (std::size_t i = 0; i < nodes; ++i) out.push_back(key(what, i));
-  return out;
 }
 
 Result<bool> examine(const Place& place, const DoctorArguments& arguments) {
@@ -131,7 +120,9 @@ Result<bool> examine(const Place& place, const DoctorArguments& arguments) {
   self.port = server.port;
   MUSTER_OK(store->set(key("node", place.rank), encode_finding(self)));
 
-  MUSTER_TRY(const std::vector<std::string> texts, store->multi_get(keys("node", place.nodes)));
+  std::vector<std::string> keys;
+  for (std::size_t i = 0; i < place.nodes; ++i) keys.push_back(key("node", i));
+  MUSTER_TRY(const std::vector<std::string> texts, store->multi_get(keys));
   std::vector<DoctorNode> nodes;
   for (const std::string& text : texts) {
     MUSTER_TRY(DoctorNode node, decode_finding<DoctorNode>(text));

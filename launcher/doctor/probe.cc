@@ -140,7 +140,7 @@ class Try {
     error_code error;
     const auto address = asio::ip::make_address(target_.address, error);
     if (error) co_return end(Outcome::kOther, error.message());
-    stream_.expires_after(limits_.connect);
+    stream_.expires_after(limits_.step);
     std::tie(error) = co_await stream_.async_connect(tcp::endpoint(address, target_.port), kTuple);
     if (error) co_return fail_step(error, Outcome::kTimeout);
     const auto mine = stream_.socket().local_endpoint(error).address();
@@ -150,10 +150,10 @@ class Try {
     std::string token(kTokenBytes, '\0');
     if (error = co_await read(token); error) co_return fail_step(error, Outcome::kSilent);
     if (token != target_.token) co_return end(Outcome::kOtherHost);
-    stream_.expires_after(limits_.talk);
+    stream_.expires_after(limits_.step);
     for (int i = 0; i < kPings; ++i)
       if (error = co_await ping(); error) co_return fail_step(error, Outcome::kSilent);
-    stream_.expires_after(limits_.big);
+    stream_.expires_after(limits_.step);
     std::string big(kBigBytes, kBig);
     error = co_await write(big);
     if (!error) error = co_await read(big);

@@ -46,9 +46,7 @@ struct Target {
 
 struct ProbeLimits {
   std::size_t at_once = 64;
-  Millis connect{3000};  // until the token is there
-  Millis talk{3000};     // for the pings
-  Millis big{3000};      // for the big message
+  Millis step{3000};  // until the token is there; for the pings; for the big message
 };
 
 /// In the order of the targets. `own`: the interfaces of this host.

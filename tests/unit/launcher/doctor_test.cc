@@ -137,7 +137,7 @@ TEST_CASE("a probe finds who answers, who is another and where nobody listens, a
   targets.push_back({"127.0.0.1", server->port, "fedcba9876543210"});
   targets.push_back({"127.0.0.1", closed, std::string(kToken)});
   targets.push_back({"not an address", closed, std::string(kToken)});
-  ProbeLimits limits{.at_once = 8, .connect = 20s, .talk = 20s, .big = 20s};
+  ProbeLimits limits{.at_once = 8, .step = 20s};
   const std::vector<Reach> out = probe(targets, limits, own);
   REQUIRE(out.size() == 43);
   for (std::size_t i = 0; i < 40; ++i) {
