@@ -48,7 +48,7 @@ namespace {
 using namespace muster;
 using namespace muster::launcher;
 
-constexpr std::string_view kVersion = "0.1.0";
+constexpr std::string_view kVersion = MUSTER_VERSION;
 constexpr std::chrono::seconds kLastLookTimeout{1};  // for those who watch the page to get the end
 constexpr std::chrono::seconds kFlushTimeout{3};     // for whoever reads our output, once all is over
 

@@ -135,9 +135,12 @@ struct Jobs {
     const auto found = std::find_if(entries.begin(), entries.end(), is_alive);
     const auto running = std::count_if(entries.begin(), entries.end(), is_alive);
     if (running == 1) return &*found;
-    complain(fmt::format("{} run here; name one (musterctl ls lists them), or give --url or --endpoint",
-                         counted(static_cast<std::uint64_t>(running), "job")),
-             0);
+    complain(
+        running == 0
+            ? "no job of yours that was started with --detach runs here; give --url or --endpoint"
+            : fmt::format("{} jobs run here; name one (musterctl ls lists them), or give --url or --endpoint",
+                          running),
+        0);
     return nullptr;
   }
 };
@@ -217,8 +220,9 @@ int remove(const Jobs& jobs, const JobRecord& entry) {
 }
 
 CLI::Option* add_coordinator(CLI::App& out, JobsCommand& look) {
-  auto* endpoint =
-      out.add_option("--endpoint", look.endpoint, "HOST[:PORT] of the coordinator, as for --rdzv-endpoint");
+  auto* endpoint = out.add_option("--endpoint", look.endpoint,
+                                  "HOST[:PORT] of a musterd [port 29500], or of the agent that runs the "
+                                  "job's coordinator (c10d: port 29400)");
   out.add_option("--secret-file", look.secret_file,
                  "file with the secret, readable by its owner alone [MUSTER_SECRET]");
   out.add_option("--tls-ca", look.tls.ca, "PEM file with the authority of the coordinator's certificate");
@@ -269,6 +273,7 @@ int main(int argc, char** argv) {
       "musterctl: the jobs that were started with muster --detach, by this user on this host; and those of a "
       "coordinator"};
   app.require_subcommand(1);
+  app.set_version_flag("--version", "musterctl " MUSTER_VERSION);
   std::string name;
   bool json = false, wait = false, at_once = false;
   std::size_t lines = 0;
@@ -306,8 +311,11 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? 0 : kExitUsage;
+    if (error.get_exit_code() == 0) return app.exit(error);
+    const std::vector<std::string> unknown = app.remaining(true);
+    return complain(fmt::format("{}; see musterctl --help",
+                                unknown.empty() ? error.what() : "unknown argument " + unknown.front()),
+                    kExitUsage);
   }
 
   const Environment environment = current_environment();

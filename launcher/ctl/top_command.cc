@@ -98,7 +98,7 @@ Result<JobPage> page_by_coordinator(const JobsCommand& asked, const Environment&
   const std::string job = one_line(found->job);
   if (found->first_status_address.empty())
     return fail(ErrorCode::kNotFound,
-                fmt::format("{} serves no status page: start it with --metrics-addr=:PORT", job));
+                fmt::format("{} serves no status page: start it with --metrics-addr=HOST:PORT", job));
   MUSTER_TRY(JobPage out, page_at(found->first_status_address));
   if (is_local(out.address) && found->first_host != options.own_host)
     return fail(

@@ -35,10 +35,11 @@ std::string last_error() {
 }
 
 Error file_error(std::string_view option, const std::string& path, std::string_view wanted) {
-  const std::string reason = last_error();
-  if (::access(path.c_str(), R_OK) != 0) return errno_error(fmt::format("{} {}", option, path), errno);
+  const std::string reason =
+      fmt::format("{} {}: no {} in PEM format: {}", option, path, wanted, last_error());
+  const bool readable = ::access(path.c_str(), R_OK) == 0;
   return {ErrorCode::kInvalidArgument,
-          fmt::format("{} {}: no {} in PEM format: {}", option, path, wanted, reason)};
+          readable ? reason : errno_error(fmt::format("{} {}", option, path), errno).message};
 }
 
 Result<void> check_key_file(const std::string& path) {

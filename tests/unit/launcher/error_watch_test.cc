@@ -146,8 +146,11 @@ TEST_CASE("the words of an exception tell its class") {
   REQUIRE(
       kind("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`") ==
       CauseClass::kGpuUnavailable);
-  REQUIRE(kind("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable") ==
-          CauseClass::kGpuUnavailable);
+  for (const char* none :
+       {"RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+        "RuntimeError: CUDA error: no CUDA-capable device is detected",
+        "RuntimeError: No CUDA GPUs are available", "what():  cudaErrorInsufficientDriver"})
+    REQUIRE(kind(none) == CauseClass::kGpuUnavailable);
   REQUIRE(kind("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclSystemError: y") ==
           CauseClass::kNetwork);
   REQUIRE(kind("torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclRemoteError: y") ==
