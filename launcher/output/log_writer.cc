@@ -75,14 +75,9 @@ Result<void> send(int channel, const Request& request, Millis timeout, const std
   return {};
 }
 
-/// Behind the last line end within the first `room` bytes; 0: there is none.
-std::size_t last_end(std::string_view bytes, std::size_t room) {
-  return bytes.substr(0, room).rfind('\n') + 1;  // npos + 1 is 0
-}
-
-/// Behind the first line end; all of it where there is none.
-std::size_t first_end(std::string_view bytes) {
-  return std::min(bytes.find('\n'), bytes.size() - 1) + 1;
+/// Behind the first line end from `from` on; all of it where there is none.
+std::size_t line_end(std::string_view bytes, std::size_t from = 0) {
+  return std::min(bytes.find('\n', from), bytes.size() - 1) + 1;
 }
 
 /// The writer's process: until the launcher and all pipes are gone.
@@ -444,40 +439,27 @@ RotatingFile::RotatingFile(UniqueFd file, std::string path, std::string link, Ro
       path_(std::move(path)),
       link_(std::move(link)),
       rules_(rules),
-      limit_(rules.max_bytes > 0 ? rules.max_bytes : UINT64_MAX) {
+      limit_(rules.max_bytes > 0 ? rules.max_bytes : INT64_MAX) {
   struct stat info {};
   if (::fstat(file_.get(), &info) == 0) size_ = static_cast<std::uint64_t>(info.st_size);
-}
-
-/// How many of `bytes`, which are more than there is room for, go into this file; 0: none, it is full.
-std::size_t RotatingFile::cut_for(std::string_view bytes) const {
-  const std::uint64_t room = limit_ > size_ ? limit_ - size_ : 0;
-  if (const std::size_t cut = last_end(bytes, std::min<std::uint64_t>(room, bytes.size())); cut > 0)
-    return cut;
-  if (size_ > 0 && line_ended_) return 0;
-  // The line began in this file, or is longer than any: it stays whole.
-  const std::uint64_t most = limit_ + kLongestLine > size_ ? limit_ + kLongestLine - size_ : 0;
-  return std::min<std::uint64_t>(first_end(bytes), most);
 }
 
 void RotatingFile::write(std::string_view bytes) {
   if (state_.error != 0) bytes = resume(bytes);
   while (!bytes.empty() && state_.error == 0) {
-    if (limit_ - std::min(limit_, size_) >= bytes.size()) return put(bytes);
-    std::size_t cut = cut_for(bytes);
-    if (cut == 0) {
-      if (rotate()) continue;
-      cut = first_end(bytes);
-    }
-    const std::string_view part = bytes.substr(0, cut);
+    if (size_ >= limit_ && (line_ended_ || size_ >= limit_ + kLongestLine)) rotate();
+    // The line that reaches the limit is the file's last one.
+    const std::uint64_t room = limit_ > size_ ? limit_ - size_ : 1;
+    const std::size_t cut = room > bytes.size()
+                                ? bytes.size()
+                                : std::min(line_end(bytes, room - 1), limit_ + kLongestLine - size_);
+    put(bytes.substr(0, cut));
     bytes.remove_prefix(cut);
-    put(part);
     if (state_.error != 0) drop(bytes);
   }
 }
 
 void RotatingFile::put(std::string_view bytes) {
-  if (bytes.empty()) return;
   while (!bytes.empty()) {
     const ssize_t n = retry_eintr([&] { return ::write(file_.get(), bytes.data(), bytes.size()); });
     if (n < 0) {
@@ -501,7 +483,7 @@ void RotatingFile::drop(std::string_view bytes) {
 /// Tries to write again, and returns what is left to be written.
 std::string_view RotatingFile::resume(std::string_view bytes) {
   if (!line_ended_) {
-    const std::size_t end = first_end(bytes);
+    const std::size_t end = line_end(bytes);
     drop(bytes.substr(0, end));
     bytes.remove_prefix(end);
   }
@@ -524,7 +506,7 @@ std::string_view RotatingFile::resume(std::string_view bytes) {
 }
 
 /// <path>.new becomes <path>; at each moment <path> exists, unless the file system knows no hard links.
-bool RotatingFile::rotate() {
+void RotatingFile::rotate() {
   const auto name = [&](int number) { return fmt::format("{}.{}", path_, number); };
   const std::string draft = path_ + ".new";
   UniqueFd fresh(retry_eintr(
@@ -532,7 +514,7 @@ bool RotatingFile::rotate() {
   if (!fresh) {
     state_.rotation_error = errno;
     limit_ = size_ + rules_.max_bytes;  // larger is better than lost; tried again then
-    return false;
+    return;
   }
   bool moved = true;
   for (int number = std::min(held_, rules_.keep - 1); number >= 1; --number)
@@ -548,7 +530,6 @@ bool RotatingFile::rotate() {
   limit_ = rules_.max_bytes;
   if (held_ < rules_.keep) link_to(++held_);
   ++state_.rotations;
-  return true;
 }
 
 /// <link>.<number>, beside <link>, to <path>.<number>.

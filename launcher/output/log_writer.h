@@ -112,11 +112,10 @@ class RotatingFile {
   [[nodiscard]] const LogStreamState& state() const { return state_; }
 
  private:
-  [[nodiscard]] std::size_t cut_for(std::string_view bytes) const;
   void put(std::string_view bytes);
   void drop(std::string_view bytes);
   [[nodiscard]] std::string_view resume(std::string_view bytes);
-  bool rotate();
+  void rotate();
   void link_to(int number) const;
 
   UniqueFd file_;

@@ -36,7 +36,7 @@ def test_files_and_links_are_named_as_logrotate_does_it(muster):
     for rank in range(2):
         folder = f"{base}/attempt_0/{rank}"
         assert names(folder) == ["stderr.log", "stdout.log", "stdout.log.1", "stdout.log.2", "stdout.log.3"]
-        per_file = 8192 // len(LINE.format(0, 0))
+        per_file = -(-8192 // len(LINE.format(0, 0)))  # the line that reaches the limit is the last
         left = 1000 % per_file or per_file
         for number, suffix in enumerate(["", ".1", ".2", ".3"]):
             last = 1000 if number == 0 else 1000 - left - (number - 1) * per_file
