@@ -106,7 +106,7 @@ Result<void> LogDirectory::begin_attempt(const Assignment& assignment, const std
   return {};
 }
 
-Result<std::string> LogDirectory::name_by_rank(int local_rank, std::string_view suffix) {
+Result<void> LogDirectory::name_by_rank(int local_rank, std::string_view suffix) {
   std::error_code error;
   std::filesystem::create_directories(by_rank_, error);
   if (error) return fail(ErrorCode::kIo, fmt::format("create {}: {}", by_rank_, error.message()));
@@ -115,7 +115,7 @@ Result<std::string> LogDirectory::name_by_rank(int local_rank, std::string_view 
       fmt::format("../../{}/{}/std{}.log", attempt_.substr(run_.size() + 1), local_rank, suffix);
   if (::symlink(target.c_str(), link.c_str()) != 0)
     return fail(errno_error("create the link " + link, errno));
-  return link;
+  return {};
 }
 
 std::string LogDirectory::file(int local_rank, std::string_view name) const {

@@ -34,8 +34,8 @@ class LogDirectory {
   /// Makes attempt_<number> with a directory per worker; attempt_<number>.1 if that has begun before.
   [[nodiscard]] Result<void> begin_attempt(const Assignment& assignment, const std::string& host,
                                            int workers);
-  /// Makes the link <rank>.<suffix> to a worker's stdout.log (suffix "out") or stderr.log ("err"); its path.
-  [[nodiscard]] Result<std::string> name_by_rank(int local_rank, std::string_view suffix);
+  /// Makes the link <rank>.<suffix> to a worker's stdout.log (suffix "out") or stderr.log ("err").
+  [[nodiscard]] Result<void> name_by_rank(int local_rank, std::string_view suffix);
 
   [[nodiscard]] bool enabled() const { return !run_.empty(); }
   /// A file of a worker of the attempt that was begun last; empty when not enabled.

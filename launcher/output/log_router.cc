@@ -175,10 +175,9 @@ Result<UniqueFd> LogRouter::open_file(int local_rank, Std stream, bool follow) {
   UniqueFd file(retry_eintr(
       [&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666); }));
   if (!file) return fail(errno_error("create " + path, errno));
-  MUSTER_TRY(const std::string link,
-             directory_.name_by_rank(local_rank, stream == Std::kOut ? "out" : "err"));
+  MUSTER_OK(directory_.name_by_rank(local_rank, stream == Std::kOut ? "out" : "err"));
   if (writer_ != nullptr) {
-    MUSTER_TRY(LogWriter::Stream opened, writer_->open(base_rank_ + local_rank, std::move(file), path, link));
+    MUSTER_TRY(LogWriter::Stream opened, writer_->open(base_rank_ + local_rank, std::move(file), path));
     file = std::move(opened.worker);
     workers_[static_cast<std::size_t>(local_rank)]->rotated.push_back(std::move(opened.state));
   }
@@ -395,7 +394,6 @@ void LogRouter::drain(std::function<void()> done) {
 
 void LogRouter::drain_followers() {
   if (std::exchange(draining_, true)) return;
-  if (writer_ != nullptr) writer_->log_missing();
   lifetime_.call_at(drain_timer_, SteadyClock::now() + kDrainTimeout, [this] {
     for (const auto& follower : followers_) {
       if (follower->ended) continue;

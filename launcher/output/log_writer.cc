@@ -4,19 +4,23 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <fcntl.h>
+#include <map>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <unordered_map>
 #include <utility>
 
-#include <climits>
+#include <boost/system/system_error.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/net/helper_thread.h"
 
 namespace muster::launcher {
 namespace {
@@ -30,29 +34,27 @@ constexpr int kReadsToFlush = 16;  // more than any pipe holds: who writes on is
 constexpr std::size_t kDescriptors = 2;
 
 /// To the writer, with SOCK_SEQPACKET. To open a stream: with its pipe and its file, in this order, and
-/// behind the request its path and its link.
+/// behind the request its path.
 struct Request {
-  enum class Kind : std::uint32_t { kOpen, kFlush };
-  Kind kind = Kind::kFlush;
-  std::uint32_t path_bytes = 0;
-  std::uint32_t link_bytes = 0;
-  std::uint32_t unused = 0;
-  std::uint64_t number = 0;  // of the stream, or of the flush
+  enum class Kind : std::uint64_t { kOpen, kFlush };
+  Kind kind;
+  std::uint64_t number;  // of the stream, or of the flush
 };
+
+constexpr std::uint64_t kNoStream = UINT64_MAX;
 
 /// From the writer.
 struct Report {
-  std::uint64_t stream = 0;   // 0: of none
-  std::uint64_t flushed = 0;  // the last flush that is done
+  std::uint64_t stream = kNoStream;
+  std::uint64_t flushed = 0;  // of kNoStream: the last flush that is done
   LogStreamState state;
 };
 
 /// kTimeout: there is no room in the channel within `timeout`.
 Result<void> send(int channel, const Request& request, Millis timeout, const std::string& path = {},
-                  const std::string& link = {}, const std::array<int, kDescriptors>* descriptors = nullptr) {
-  std::array<iovec, 3> parts{{{const_cast<Request*>(&request), sizeof request},
-                              {const_cast<char*>(path.data()), path.size()},
-                              {const_cast<char*>(link.data()), link.size()}}};
+                  const std::array<int, kDescriptors>* descriptors = nullptr) {
+  std::array<iovec, 2> parts{
+      {{const_cast<Request*>(&request), sizeof request}, {const_cast<char*>(path.data()), path.size()}}};
   msghdr message{};
   message.msg_iov = parts.data();
   message.msg_iovlen = parts.size();
@@ -80,10 +82,10 @@ std::size_t line_end(std::string_view bytes, std::size_t from = 0) {
   return std::min(bytes.find('\n', from), bytes.size() - 1) + 1;
 }
 
-/// The writer's process: until the launcher and all pipes are gone.
-class WriterProcess {
+/// The writer's loop: until the launcher and all pipes are gone.
+class WriterLoop {
  public:
-  WriterProcess(int channel, Rotation rules)
+  WriterLoop(int channel, Rotation rules)
       : channel_(channel),
         rules_(rules),
         epoll_(::epoll_create1(EPOLL_CLOEXEC)),
@@ -142,17 +144,14 @@ class WriterProcess {
       at = more ? std::next(at) : streams_.erase(at);
     }
     flushed_ = number;
-    changed_.try_emplace(0);
+    changed_.try_emplace(kNoStream);
   }
 
   /// The launcher may be busy, stopped or gone: what it does not take now it gets when it does.
   void report() {
     while (listening_ && !changed_.empty()) {
-      // The flush comes last: the launcher knows by it that it has been told all.
-      auto next =
-          std::find_if(changed_.begin(), changed_.end(), [](const auto& each) { return each.first != 0; });
-      if (next == changed_.end()) next = changed_.begin();
-      const Report report{next->first, next->first == 0 ? flushed_ : 0, next->second};
+      const auto next = changed_.begin();
+      const Report report{next->first, flushed_, next->second};
       const bool sent = ::send(channel_, &report, sizeof report, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0;
       if (sent == waiting_) {
         waiting_ = !sent;
@@ -165,7 +164,7 @@ class WriterProcess {
 
   /// One request. The end of the channel is the launcher's end, not this process': workers may still write.
   void receive() {
-    std::array<char, sizeof(Request) + 2 * kMaxPathBytes> block{};
+    std::array<char, sizeof(Request) + kMaxPathBytes> block{};
     alignas(cmsghdr) std::array<char, CMSG_SPACE(kDescriptors * sizeof(int))> ancillary{};
     iovec part{block.data(), block.size()};
     msghdr message{};
@@ -174,7 +173,7 @@ class WriterProcess {
     message.msg_control = ancillary.data();
     message.msg_controllen = ancillary.size();
     const ssize_t n = retry_eintr([&] { return ::recvmsg(channel_, &message, MSG_CMSG_CLOEXEC); });
-    Request request;
+    Request request{};
     if (n < static_cast<ssize_t>(sizeof request)) {
       // The launcher is gone; what its workers still write is written.
       listening_ = false;
@@ -192,21 +191,20 @@ class WriterProcess {
       std::memcpy(fds.data(), CMSG_DATA(header), sizeof fds);
     UniqueFd pipe(fds[0]), file(fds[1]);
     if (!pipe || !file) return;  // the worker sees a broken pipe
-    const char* texts = block.data() + sizeof request;
+    std::string path(block.data() + sizeof request, static_cast<std::size_t>(n) - sizeof request);
     const int fd = pipe.get();
     watch(fd, EPOLL_CTL_ADD, EPOLLIN);
     streams_.emplace(
-        fd, Stream{request.number, std::move(pipe),
-                   RotatingFile(std::move(file), std::string(texts, request.path_bytes),
-                                std::string(texts + request.path_bytes, request.link_bytes), rules_)});
+        fd, Stream{request.number, std::move(pipe), RotatingFile(std::move(file), std::move(path), rules_)});
   }
 
   int channel_;
   Rotation rules_;
   UniqueFd epoll_;
   std::string buffer_;
-  std::unordered_map<int, Stream> streams_;                    // by the pipe's descriptor
-  std::unordered_map<std::uint64_t, LogStreamState> changed_;  // not told yet, by stream; 0: a flush
+  std::unordered_map<int, Stream> streams_;  // by the pipe's descriptor
+  // Not told yet, by stream. A flush comes last: the launcher knows by it that it has been told all.
+  std::map<std::uint64_t, LogStreamState> changed_;
   std::uint64_t flushed_ = 0;
   bool listening_ = true;
   bool waiting_ = false;  // for room in the channel
@@ -216,32 +214,29 @@ class WriterProcess {
 
 /// One worker's stream, as the launcher keeps it: the writer may be killed.
 struct LogWriter::Open {
-  Open(boost::asio::io_context& io, int of_rank, std::string name)
-      : rank(of_rank), path(std::move(name)), pipe(io) {}
-
   int rank;
   std::string path;
   std::shared_ptr<LogStreamState> state = std::make_shared<LogStreamState>();
-  LogStreamState logged;
-  UniqueFd reader;  // of its pipe, while the writer lives: the loop is not woken by what the writer reads
-  boost::asio::posix::stream_descriptor pipe;  // once the writer is gone
-  UniqueFd file;                               // likewise
+  LogStreamState logged = {};
+  UniqueFd reader = {};  // of its pipe: open here too, so that no worker sees a broken one
 };
 
 Result<std::unique_ptr<LogWriter>> LogWriter::start(boost::asio::io_context& io, Rotation rules) {
   const auto body = [rules](int channel) {
     raise_descriptor_limit();
-    WriterProcess(channel, rules).run();
+    WriterLoop(channel, rules).run();
   };
   MUSTER_TRY(
       HelperProcess process,
       HelperProcess::start({.name = "job-logs", .outlives_us = true, .socket_type = SOCK_SEQPACKET}, body));
-  return std::unique_ptr<LogWriter>(new LogWriter(io, rules, std::move(process)));
+  UniqueFd channel(::fcntl(process.channel(), F_DUPFD_CLOEXEC, 3));
+  if (!channel) return fail(errno_error("a channel to the log writer", errno));
+  process.close_channel();
+  return std::unique_ptr<LogWriter>(new LogWriter(io, rules, std::move(process), std::move(channel)));
 }
 
-LogWriter::LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess process)
-    : io_(io), rules_(rules), process_(std::move(process)), channel_(io) {
-  if (const int fd = ::fcntl(process_.channel(), F_DUPFD_CLOEXEC, 3); fd >= 0) channel_.assign(fd);
+LogWriter::LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess process, UniqueFd channel)
+    : rules_(rules), process_(std::move(process)), channel_(io, channel.release()) {
   receive();
 }
 
@@ -250,8 +245,10 @@ LogWriter::~LogWriter() {
   begin_attempt(nullptr, nullptr);
   boost::system::error_code ignored;
   channel_.close(ignored);
-  process_.close_channel();
-  (void)process_.wait(SteadyClock::now() + kWriterEndTimeout);
+  if (thread_ended_.valid())
+    (void)thread_ended_.wait_for(kWriterEndTimeout);
+  else
+    (void)process_.wait(SteadyClock::now() + kWriterEndTimeout);
 }
 
 void LogWriter::log(std::string_view text) {
@@ -259,41 +256,26 @@ void LogWriter::log(std::string_view text) {
 }
 
 void LogWriter::begin_attempt(std::function<void(std::string_view)> log, std::function<void()> rotated) {
-  for (const auto& stream : streams_) {
-    boost::system::error_code ignored;
-    stream->reader.reset();
-    stream->pipe.close(ignored);
-  }
   log_ = std::move(log);
   rotated_ = std::move(rotated);
   first_ += streams_.size();
   streams_.clear();
 }
 
-Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::string& path,
-                                          const std::string& link) {
-  if (path.size() > kMaxPathBytes || link.size() > kMaxPathBytes)
-    return fail(ErrorCode::kInvalidArgument, "the path is too long: " + path);
-  Open& stream = *streams_.emplace_back(std::make_shared<Open>(io_, rank, path));
-  if (!writer_lives_) return Stream{std::move(file), stream.state};
+Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::string& path) {
+  if (path.size() > kMaxPathBytes) return fail(ErrorCode::kInvalidArgument, "the path is too long: " + path);
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for a worker's output", errno));
+  Open& stream = *streams_.emplace_back(std::make_unique<Open>(rank, path));
   stream.reader.reset(ends[0]);
   Stream out{UniqueFd(ends[1]), stream.state};
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   ::fcntl(ends[0], F_SETPIPE_SZ, kPipeBytes);
-  Request request;
-  request.kind = Request::Kind::kOpen;
-  request.path_bytes = static_cast<std::uint32_t>(path.size());
-  request.link_bytes = static_cast<std::uint32_t>(link.size());
-  request.number = first_ + streams_.size() - 1;
   const std::array<int, kDescriptors> descriptors{ends[0], file.get()};
-  const auto sent = send(process_.channel(), request, kWriterEndTimeout, path, link, &descriptors);
-  if (sent) return out;
-  if (sent.error().code != ErrorCode::kTimeout) {  // killed this moment: the launcher writes the file itself
-    on_writer_end();
-    return out;
-  }
+  const auto sent = send(channel_.native_handle(), {Request::Kind::kOpen, first_ + streams_.size() - 1},
+                         kWriterEndTimeout, path, &descriptors);
+  // Else it was killed this moment, and its successor gets the stream.
+  if (sent || sent.error().code != ErrorCode::kTimeout) return out;
   log(fmt::format("rank {}: {}; the worker writes {} itself, which is not rotated", rank,
                   sent.error().message, path));
   stream.reader.reset();
@@ -301,28 +283,26 @@ Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::st
 }
 
 void LogWriter::receive() {
-  if (!channel_.is_open()) return;
   lifetime_.when_readable(channel_, [this] {
     while (receive_one()) {
     }
     for (const auto& stream : streams_) log_changes(*stream);
     if (rotated_) rotated_();
-    if (writer_lives_) receive();
+    receive();
   });
 }
 
 /// False: there is no message now, or no more ever.
 bool LogWriter::receive_one() {
-  if (!writer_lives_) return false;
   Report report;
   const ssize_t n =
-      retry_eintr([&] { return ::recv(process_.channel(), &report, sizeof report, MSG_DONTWAIT); });
+      retry_eintr([&] { return ::recv(channel_.native_handle(), &report, sizeof report, MSG_DONTWAIT); });
   if (n < 0 && errno == EAGAIN) return false;
   if (n != static_cast<ssize_t>(sizeof report)) {
-    on_writer_end();
+    replace_writer();
     return false;
   }
-  if (report.stream == 0) {
+  if (report.stream == kNoStream) {
     for (const auto& stream : streams_) log_changes(*stream);
     // An answer is one to those before it, too.
     for (; flushed_ < report.flushed && !flushes_.empty(); ++flushed_) {
@@ -336,52 +316,36 @@ bool LogWriter::receive_one() {
   return true;
 }
 
-/// The pipes stay open here, so that no worker has seen a broken pipe: what they hold is written now.
-void LogWriter::on_writer_end() {
-  if (!std::exchange(writer_lives_, false)) return;
+/// By a thread, which gets all that the writer had.
+void LogWriter::replace_writer() {
+  log(fmt::format(
+      "the log writer (pid {}) was killed. muster writes the log files itself from now on. Up to {} KiB "
+      "of one rank's output may be missing",
+      process_.pid(), kWriterReadBytes / 1024));
   boost::system::error_code ignored;
   channel_.close(ignored);
-  log(
-      fmt::format("the log writer (pid {}) was killed. muster writes the log files itself from now on, and "
-                  "does not rotate them. Up to {} KiB of one rank's output may be missing",
-                  process_.pid(), kWriterReadBytes / 1024));
-  for (const auto& stream : streams_) {
-    if (!stream->reader) continue;
-    stream->pipe.assign(stream->reader.release());
-    stream->file.reset(retry_eintr(
-        [&] { return ::open(stream->path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
-    read_pipe(stream);
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+    throw boost::system::system_error(errno, boost::system::system_category());  // as the loop does
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  channel_.assign(ends[0]);
+  const auto ended = std::make_shared<std::promise<void>>();
+  thread_ended_ = ended->get_future();
+  net::start_quiet_thread([channel = ends[1], rules = rules_, ended] {
+    const UniqueFd owned(channel);
+    WriterLoop(channel, rules).run();
+    ended->set_value();
+  }).detach();
+  for (std::size_t i = 0; i < streams_.size(); ++i) {
+    const Open& stream = *streams_[i];
+    const UniqueFd file(retry_eintr(
+        [&] { return ::open(stream.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
+    const std::array<int, kDescriptors> descriptors{stream.reader.get(), file.get()};
+    if (stream.reader)
+      (void)send(channel_.native_handle(), {Request::Kind::kOpen, first_ + i}, kWriterEndTimeout, stream.path,
+                 &descriptors);
   }
-  copy_pipes();
-}
-
-void LogWriter::read_pipe(const std::shared_ptr<Open>& stream) {
-  lifetime_.when_readable(stream->pipe, [this, stream] {
-    if (!stream->pipe.is_open()) return;
-    (void)copy_pipe(*stream);
-    if (stream->pipe.is_open()) read_pipe(stream);
-  });
-}
-
-/// False: there is nothing to read now, or no more ever.
-bool LogWriter::copy_pipe(Open& stream) {
-  if (!stream.pipe.is_open()) return false;
-  std::array<char, 64 * 1024> block;
-  const ssize_t n =
-      retry_eintr([&] { return ::read(stream.pipe.native_handle(), block.data(), block.size()); });
-  if (n < 0 && errno == EAGAIN) return false;
-  if (n <= 0) {
-    boost::system::error_code ignored;
-    stream.pipe.close(ignored);
-    return false;
-  }
-  const auto written = write_all(stream.file.get(), {block.data(), static_cast<std::size_t>(n)});
-  const int error = written ? 0 : errno;
-  if (error != 0) stream.state->missing += static_cast<std::uint64_t>(n);
-  stream.state->error = error;
-  log_changes(stream);
-  if (rotated_) rotated_();  // whoever follows the file may follow another one
-  return true;
+  if (!flushes_.empty()) request_flush();
 }
 
 /// Each trouble is logged once when it begins, and its end with what was lost in between.
@@ -404,44 +368,27 @@ void LogWriter::log_changes(Open& stream) {
 
 void LogWriter::flush(std::function<void()> done) {
   flushes_.push_back(std::move(done));
-  writer_lives_ ? request_flush() : copy_pipes();
+  request_flush();
 }
 
 void LogWriter::request_flush() {
-  Request request;
-  request.number = flushed_ + flushes_.size();
-  const auto sent = send(process_.channel(), request, Millis(0));
-  if (sent) return;
-  if (sent.error().code != ErrorCode::kTimeout) return on_writer_end();
+  const auto sent =
+      send(channel_.native_handle(), {Request::Kind::kFlush, flushed_ + flushes_.size()}, Millis(0));
+  if (sent || sent.error().code != ErrorCode::kTimeout) return;  // as in open()
   channel_.async_wait(boost::asio::posix::descriptor_base::wait_write,
                       lifetime_.guard([this](const auto& error) {
-                        if (!error && writer_lives_ && !flushes_.empty()) request_flush();
+                        if (!error && !flushes_.empty()) request_flush();
                       }));
 }
 
-/// Once the writer is gone: what the pipes hold now.
-void LogWriter::copy_pipes() {
-  for (const auto& stream : streams_)
-    for (int i = 0; i < kReadsToFlush && copy_pipe(*stream); ++i) {
-    }
-  for (const auto& done : std::exchange(flushes_, {})) done();
-}
-
-void LogWriter::log_missing() {
-  for (const auto& stream : streams_)
-    if (stream->logged.error != 0)
-      log(fmt::format("rank {}: {} bytes are missing at the end of {}", stream->rank,
-                      stream->state->missing - stream->logged.missing, stream->path));
-}
-
-RotatingFile::RotatingFile(UniqueFd file, std::string path, std::string link, Rotation rules)
+RotatingFile::RotatingFile(UniqueFd file, std::string path, Rotation rules)
     : file_(std::move(file)),
       path_(std::move(path)),
-      link_(std::move(link)),
       rules_(rules),
       limit_(rules.max_bytes > 0 ? rules.max_bytes : INT64_MAX) {
   struct stat info {};
   if (::fstat(file_.get(), &info) == 0) size_ = static_cast<std::uint64_t>(info.st_size);
+  while (held_ < rules.keep && ::access(fmt::format("{}.{}", path_, held_ + 1).c_str(), F_OK) == 0) ++held_;
 }
 
 void RotatingFile::write(std::string_view bytes) {
@@ -528,17 +475,8 @@ void RotatingFile::rotate() {
   file_ = std::move(fresh);
   size_ = 0;
   limit_ = rules_.max_bytes;
-  if (held_ < rules_.keep) link_to(++held_);
+  held_ = std::min(held_ + 1, rules_.keep);
   ++state_.rotations;
 }
 
-/// <link>.<number>, beside <link>, to <path>.<number>.
-void RotatingFile::link_to(int number) const {
-  if (link_.empty()) return;
-  std::string target(PATH_MAX, '\0');
-  const ssize_t n = ::readlink(link_.c_str(), target.data(), target.size());
-  if (n <= 0) return;
-  target.resize(static_cast<std::size_t>(n));
-  (void)!::symlink(fmt::format("{}.{}", target, number).c_str(), fmt::format("{}.{}", link_, number).c_str());
-}
 }  // namespace muster::launcher

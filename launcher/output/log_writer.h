@@ -2,14 +2,15 @@
 // LogWriter: a small process between workers' pipes and their log files, where these are rotated
 // (--log-max-size); else the files are the workers' own descriptors. It outlives this process: it goes on
 // until all its pipes are at their end, so that nothing is lost when the launcher is killed, and it never
-// waits for the launcher, which it tells by messages what it did. Where it is killed the launcher reads the
-// pipes and writes the files itself, without rotation. Owned by main; used by the LogRouter, per attempt. One
-// loop. Costs one fork; a byte costs one more copy (README, "Output"). Source: unix(7), SCM_RIGHTS.
+// waits for the launcher, which it tells by messages what it did. Where it is killed a thread of the launcher
+// takes its place. Owned by main; used by the LogRouter, per attempt. One loop. Costs one fork; a byte costs
+// one more copy (README, "Output"). Source: unix(7), SCM_RIGHTS.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -51,42 +52,35 @@ class LogWriter {
     UniqueFd worker;  // the worker's descriptor 1 or 2
     std::shared_ptr<const LogStreamState> state;
   };
-  /// `rank`: of the world, for messages. `file`: `path`, open for appending; `link`: a symbolic link to it,
-  /// whose neighbours are made too. Where there is no writer any more the worker gets the file itself.
-  [[nodiscard]] Result<Stream> open(int rank, UniqueFd file, const std::string& path,
-                                    const std::string& link);
+  /// `rank`: of the world, for messages. `file`: `path`, open for appending. Where the writer takes no
+  /// requests the worker gets the file itself.
+  [[nodiscard]] Result<Stream> open(int rank, UniqueFd file, const std::string& path);
 
   /// `done` is called on the loop when what is in the pipes now is in the files; of a disk that does not
   /// answer, never.
   void flush(std::function<void()> done);
-  /// The workers are gone: logs what is wrong with their files in the end.
-  void log_missing();
 
   [[nodiscard]] pid_t pid() const { return process_.pid(); }
 
  private:
   struct Open;
 
-  LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess process);
+  LogWriter(boost::asio::io_context& io, Rotation rules, HelperProcess process, UniqueFd channel);
   void receive();
   bool receive_one();
   void request_flush();
-  void on_writer_end();
-  void read_pipe(const std::shared_ptr<Open>& stream);
-  bool copy_pipe(Open& stream);
-  void copy_pipes();
+  void replace_writer();
   void log_changes(Open& stream);
   void log(std::string_view text);
 
-  boost::asio::io_context& io_;
   Rotation rules_;
   HelperProcess process_;
+  std::future<void> thread_ended_;  // valid: a thread has taken its place
   boost::asio::posix::stream_descriptor channel_;
-  std::vector<std::shared_ptr<Open>> streams_;  // by number, from first_ on: those of this attempt
+  std::vector<std::unique_ptr<Open>> streams_;  // by number, from first_ on: those of this attempt
   std::uint64_t first_ = 1;
   std::uint64_t flushed_ = 0;                  // the last flush that was answered
   std::deque<std::function<void()>> flushes_;  // those after it
-  bool writer_lives_ = true;
   std::function<void(std::string_view)> log_;
   std::function<void()> rotated_;
   Lifetime lifetime_;
@@ -103,9 +97,8 @@ class RotatingFile {
  public:
   static constexpr std::uint64_t kLongestLine = 4 * 1024 * 1024;
 
-  /// `file`: `path`, open for appending. `link`: a symbolic link to it whose neighbours <link>.1 ... are made
-  /// likewise; empty: none.
-  RotatingFile(UniqueFd file, std::string path, std::string link, Rotation rules);
+  /// `file`: `path`, open for appending.
+  RotatingFile(UniqueFd file, std::string path, Rotation rules);
 
   void write(std::string_view bytes);
 
@@ -116,11 +109,9 @@ class RotatingFile {
   void drop(std::string_view bytes);
   [[nodiscard]] std::string_view resume(std::string_view bytes);
   void rotate();
-  void link_to(int number) const;
 
   UniqueFd file_;
   std::string path_;
-  std::string link_;
   Rotation rules_;
   LogStreamState state_;
   std::uint64_t size_ = 0;       // of the file, as far as it is known here

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """100 MB from 8 ranks that write as fast as they can: every line whole and exactly once, wherever output goes."""
 import os
-import pathlib
 import re
 import struct
 import subprocess

@@ -27,7 +27,7 @@ def run_dir(logs):
     return found
 
 
-def test_files_and_links_are_named_as_logrotate_does_it(muster):
+def test_files_are_named_as_logrotate_does_it_and_the_link_is_to_the_newest(muster):
     logs = muster.tmp_path / "logs"
     script = muster.script("lines.py", LINES.format(count=1000))
     result = muster.run("--nproc-per-node=2", "-r3", "--log-dir", logs, "--log-max-size=8K", "--log-keep=3", "--local-addr=node7", script)
@@ -43,7 +43,7 @@ def test_files_and_links_are_named_as_logrotate_does_it(muster):
             first = last - (left if number == 0 else per_file)
             text = "".join(LINE.format(rank, i) for i in range(first, last))
             assert open(f"{folder}/stdout.log{suffix}").read() == text
-            assert open(f"{base}/generation_0/node7/{rank}.out{suffix}").read() == text
+        assert os.path.samefile(f"{base}/generation_0/node7/{rank}.out", f"{folder}/stdout.log")
 
 
 def test_the_current_file_is_there_at_every_moment(muster):
@@ -157,7 +157,7 @@ def test_a_terminal_that_nobody_reads_does_not_keep_teed_workers_waiting(muster)
 
 
 def test_where_the_log_writer_is_killed_muster_writes_on_and_no_worker_notices(muster):
-    """What is missing is what the dead process held at the most, and the files are not rotated any more."""
+    """What is missing is what the dead process held at the most, and the files are rotated as before."""
     logs = muster.tmp_path / "logs"
     text = """
 import os
@@ -172,13 +172,12 @@ os.write(1, b"line 300000\\n")
     wait_for(lambda: len(names(path.parent)) > 3, "rotations")
     writer = child_named(process.pid, "job-logs")
     os.kill(writer, signal.SIGKILL)
-    assert process.stderr.readline() == (f"muster: the log writer (pid {writer}) was killed. muster writes the log files itself from now on, and does "
-                                         "not rotate them. Up to 256 KiB of one rank's output may be missing\n")
-    files = len(names(path.parent))
+    assert process.stderr.readline() == (f"muster: the log writer (pid {writer}) was killed. muster writes the log files itself from now on. "
+                                         "Up to 256 KiB of one rank's output may be missing\n")
     wait_for((muster.tmp_path / "flooded").exists, "the flood to be over", 120)
     let_go(muster.tmp_path / "go")
     assert process.communicate(timeout=60) == ("", "")
-    assert process.returncode == 0 and len(names(path.parent)) == files
+    assert process.returncode == 0 and max(map(os.path.getsize, path.parent.iterdir())) < 65536 + 12
     numbers = [int(n) for n in re.findall(r"^line (\d{6})$", rotated(path).decode(), re.M)]
     assert numbers == sorted(set(numbers)) and numbers[-1] == 300_000
     assert 12 * (300_001 - len(numbers)) <= 256 * 1024 + 24

@@ -23,7 +23,7 @@ using Names = std::vector<std::string>;
 RotatingFile open_log(const std::string& path, Rotation rules) {
   UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   REQUIRE(file);
-  return {std::move(file), path, "", rules};
+  return {std::move(file), path, rules};
 }
 
 std::string text_of(const std::string& path) {
