@@ -30,12 +30,11 @@ class Runs {
     if (any_error)
       for (const std::string_view text : kAnyError) add(text);
   }
-  /// Where the first one is; the text's size: nowhere.
-  [[nodiscard]] std::size_t first_in(std::string_view text) const {
+  [[nodiscard]] bool any_in(std::string_view text) const {
     for (std::size_t at = 0; at + kLength <= text.size(); at += kInRow)
       if (const std::uint32_t bit = index(text.data() + at); (wanted_[bit / 64] >> (bit % 64) & 1) != 0)
-        return at;
-    return text.size();
+        return true;
+    return false;
   }
 
  private:
@@ -137,12 +136,8 @@ CauseClass class_of_words(std::string_view text, CauseClass otherwise) {
   return otherwise;
 }
 
-std::size_t first_error_words(std::string_view text) {
-  return kRuns.first_in(text);
-}
-
 bool looks_like_error(std::string_view line) {
-  if (kMoreRuns.first_in(line) == line.size()) return false;
+  if (!kMoreRuns.any_in(line)) return false;
   const auto holds = [line](std::string_view text) { return contains(line, text); };
   if (std::any_of(kAnyError.begin(), kAnyError.end(), holds)) return true;
   if (std::any_of(kErrorSigns.begin(), kErrorSigns.end(),
@@ -156,31 +151,7 @@ bool looks_like_error(std::string_view line) {
 }
 
 void ErrorWatch::feed(std::string_view bytes) {
-  const auto is_end = [](char c) { return c == '\n' || c == '\r'; };
-  const auto emit = [this](std::string_view text) { line(text); };
-  std::size_t escape = bytes.find('\x1b');
-  for (std::size_t at = 0; at < bytes.size();) {
-    if (escape < at) escape = bytes.find('\x1b', at);
-    const bool may_pass = !in_traceback_ && !what_may_follow_ && !splitter_.within_line();
-    std::size_t found = at;
-    if (may_pass) {
-      // A dump is passed over as one, not line by line, up to the line that may be of interest.
-      found += first_error_words(bytes.substr(at, escape - at));
-      for (std::size_t end = found; end > at; --end)
-        if (is_end(bytes[end - 1])) {
-          at = end;
-          break;
-        }
-      if (found == bytes.size()) return splitter_.feed(bytes.substr(at), emit);
-    }
-    const auto* const end = std::find_if(bytes.begin() + found, bytes.end(), is_end);
-    const std::string_view whole(bytes.begin() + at, end);
-    if (may_pass && end != bytes.end() && whole.size() <= kMaxLineBytes)
-      line(whole);
-    else
-      splitter_.feed(bytes.substr(at, whole.size() + 1), emit);
-    at += whole.size() + 1;
-  }
+  splitter_.feed(bytes, [this](std::string_view text) { line(text); });
 }
 
 void ErrorWatch::finish() {
@@ -189,7 +160,7 @@ void ErrorWatch::finish() {
 
 void ErrorWatch::line(std::string_view raw) {
   const bool coloured = raw.find('\x1b') != std::string_view::npos;
-  if (!in_traceback_ && !what_may_follow_ && !coloured && first_error_words(raw) == raw.size()) return;
+  if (!in_traceback_ && !what_may_follow_ && !coloured && !kRuns.any_in(raw)) return;
   std::string clean;
   if (coloured) {
     clean = one_line(raw);

@@ -3,7 +3,7 @@
 // traceback with its place, an uncaught C++ exception with its what(), assertions, crashes, sanitizers, and
 // the words of CUDA, NCCL, gloo and allocators. One per worker; keeps one finding and an unfinished line.
 // Pure. A line that only warns (NCCL WARN, a refused connection) gives way to an error that comes later; of
-// several Python tracebacks the last one counts, which ended the process. 100 MB cost 0.3 to 0.5 s, and 2 to
+// several Python tracebacks the last one counts, which ended the process. 100 MB cost 0.2 to 0.5 s, and 2 to
 // 3 s where each line is coloured or nearly has one of the words, on a core that others use too.
 #pragma once
 
@@ -114,9 +114,6 @@ inline constexpr std::string_view kNcclWarning = "NCCL WARN";
 
 /// What kind of error the words speak of; `otherwise` where they say nothing of it.
 [[nodiscard]] CauseClass class_of_words(std::string_view text, CauseClass otherwise);
-
-/// Where one of the words above may be; the text's size: nowhere. Most text is passed over by this alone.
-[[nodiscard]] std::size_t first_error_words(std::string_view text);
 
 /// Whether a line of output begins the report of an error, of whatever kind. A connection that was refused or
 /// closed does not: programs say so, try again and go on.

@@ -69,9 +69,6 @@ class LineSplitter {
     }
   }
 
-  /// Some of a line was fed, and its end was not.
-  [[nodiscard]] bool within_line() const { return !partial_.empty(); }
-
   /// The stream has ended: what is left without a line end, if anything, is a line.
   template <class Emit>
   void finish(Emit&& emit) {
