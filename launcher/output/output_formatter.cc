@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/output/output_formatter.h"
 
-#include <array>
 #include <chrono>
-#include <ctime>
 
 #include <fmt/format.h>
 
 #include "launcher/cli/option_table.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/output/error_watch.h"
+#include "launcher/text/seconds_text.h"
 #include "launcher/text/substitution.h"
 
 namespace muster::launcher {
@@ -22,16 +21,10 @@ constexpr char kTimeMark = '\x1f';  // where ${time} stands in a prefix that is 
 
 /// Local time with its offset, as 2026-01-31T08:15:30.250+0100. Once for each batch: 2 us.
 std::string wall_time() {
-  const auto now = std::chrono::system_clock::now();
-  const auto millis =
-      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-  std::tm local{};
-  ::localtime_r(&seconds, &local);
-  std::array<char, 32> date{}, offset{};
-  (void)std::strftime(date.data(), date.size(), "%Y-%m-%dT%H:%M:%S", &local);
-  (void)std::strftime(offset.data(), offset.size(), "%z", &local);
-  return fmt::format("{}.{:03}{}", date.data(), millis, offset.data());
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  std::string out = local_time_text(whole_seconds(now), "%Y-%m-%dT%H:%M:%S%z");
+  const auto millis = std::chrono::duration_cast<Millis>(now).count() % 1000;
+  return out.insert(out.find_last_of("+-"), fmt::format(".{:03}", millis));
 }
 
 /// Of several nodes that write to one terminal or file, as under srun.
@@ -92,7 +85,7 @@ struct OutputFormatter::Source {
 
 OutputFormatter::OutputFormatter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
                                  OutputSink& out, OutputSink& err)
-    : job_(job), assignment_(assignment), out_{out}, err_{err}, fold_timer_(io), line_end_timer_(io) {
+    : job_(job), assignment_(assignment), out_{out}, err_{err}, timer_(io) {
   const View view = job.logs.view;
   for (int local_rank = 0; local_rank < job.local_world_size; ++local_rank)
     num_shown_ += shown(local_rank) ? 1 : 0;
@@ -166,11 +159,11 @@ void OutputFormatter::flush() {
   if (fold_) {
     const Instant now = SteadyClock::now();
     while (const auto entry = fold_->take(now)) append(*entry);
-    wait_for_fold();
   }
   for (const Std stream : {Std::kOut, Std::kErr})
     put(kLines, stream, std::exchange(target(stream).lines, {}));
   time_.clear();
+  wait();
 }
 
 bool OutputFormatter::shares(int local_rank) const {
@@ -185,35 +178,33 @@ void OutputFormatter::put(int source, Std stream, std::string_view text) {
   if (text.empty()) return;
   Target& to = target(stream);
   to.interleaver.add(source, text, SteadyClock::now(), [&](std::string_view piece) { to.sink.write(piece); });
-  if (!line_end_awaited_ && to.interleaver.deadline()) wait_for_line_end();
+  wait();
 }
 
-void OutputFormatter::wait_for_line_end() {
-  const auto out_due = out_.interleaver.deadline(), err_due = err_.interleaver.deadline();
-  line_end_awaited_ = out_due || err_due;
-  if (!line_end_awaited_) return;
-  const Instant due = std::min(out_due.value_or(Instant::max()), err_due.value_or(Instant::max()));
-  lifetime_.call_at(line_end_timer_, due, [this] {
+/// For lines that others may say too, or that are to end.
+void OutputFormatter::wait() {
+  Instant due = Instant::max();
+  for (const auto& each :
+       {fold_ ? fold_->deadline() : std::nullopt, out_.interleaver.deadline(), err_.interleaver.deadline()})
+    due = std::min(due, each.value_or(due));
+  if (due >= awaited_) return;
+  awaited_ = due;
+  lifetime_.call_at(timer_, due, [this] {
+    awaited_ = Instant::max();
     const Instant now = SteadyClock::now();
     for (Target* to : {&out_, &err_}) {
       if (to->sink.backpressure()) to->interleaver.excuse(now);
       to->interleaver.tick(now, [&](std::string_view piece) { to->sink.write(piece); });
     }
-    wait_for_line_end();
+    flush();
   });
-}
-
-void OutputFormatter::wait_for_fold() {
-  const auto due = fold_->deadline();
-  if (!due || fold_timer_.expiry() == *due) return;
-  lifetime_.call_at(fold_timer_, *due, [this] { flush(); });
 }
 
 void OutputFormatter::finish() {
   while (const auto entry = fold_ ? fold_->take_oldest() : std::nullopt) append(*entry);
   flush();
   for (Target* to : {&out_, &err_})
-    to->interleaver.finish(SteadyClock::now(), [&](std::string_view piece) { to->sink.write(piece); });
+    to->interleaver.finish([&](std::string_view piece) { to->sink.write(piece); });
 }
 
 void OutputFormatter::when_writable(Std stream, std::function<void()> resume) {

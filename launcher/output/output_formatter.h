@@ -75,23 +75,22 @@ class LineInterleaver {
   template <class Emit>
   void tick(Instant now, Emit&& emit) {
     if (held_.empty() || (now < *deadline() && held_bytes_ <= kMaxHeldBytes)) return;
-    finish(now, emit);
+    finish(emit);
   }
 
   /// Writes all that is held, an unfinished line as one.
   template <class Emit>
-  void finish(Instant now, Emit&& emit) {
-    while (!held_.empty()) {
-      if (owner_) {
-        take_all(held_.find(*owner_), emit);
-        if (held_.empty()) return;
-        if (owner_) emit(std::string_view("\n"));
-        owner_.reset();
-      }
-      release(now, emit);
-      if (held_.empty()) return;
-      take_all(held_.begin(), emit);
-    }
+  void finish(Emit&& emit) {
+    const auto write = [&](int source, const std::string& bytes) {
+      if (owner_ && *owner_ != source) emit(std::string_view("\n"));
+      emit(std::string_view(bytes));
+      begun(source, bytes);
+    };
+    if (owner_)
+      if (const auto mine = held_.extract(*owner_)) write(mine.key(), mine.mapped().bytes);
+    for (const auto& [source, held] : held_) write(source, held.bytes);
+    held_.clear();
+    held_bytes_ = 0;
   }
 
  private:
@@ -139,15 +138,6 @@ class LineInterleaver {
     at->second.since = now;
     if (bytes.empty()) held_.erase(at);
     return true;
-  }
-
-  template <class Emit>
-  void take_all(Place at, Emit&& emit) {
-    if (at == held_.end()) return;
-    emit(std::string_view(at->second.bytes));
-    held_bytes_ -= at->second.bytes.size();
-    begun(at->first, at->second.bytes);
-    held_.erase(at);
   }
 
   std::optional<int> owner_;  // whose line is open in what was written
@@ -202,8 +192,7 @@ class OutputFormatter {
   void append(Source& source, Std stream, std::string_view text);
   void append(const FoldBuffer::Entry& entry);
   void put(int source, Std stream, std::string_view text);
-  void wait_for_fold();
-  void wait_for_line_end();
+  void wait();
 
   const Job& job_;
   const Assignment& assignment_;
@@ -212,9 +201,8 @@ class OutputFormatter {
   std::string time_;  // of this batch, once somebody wants it
   std::optional<FoldBuffer> fold_;
   int num_shown_ = 0;  // of this node's ranks
-  LoopTimer fold_timer_;
-  LoopTimer line_end_timer_;
-  bool line_end_awaited_ = false;
+  LoopTimer timer_;
+  Instant awaited_ = Instant::max();  // when that is due
   Lifetime lifetime_;
 };
 

@@ -27,8 +27,8 @@ struct Shown {
   void tick(int ms) {
     turns.tick(at(ms), [this](std::string_view piece) { text.append(piece); });
   }
-  void finish(int ms) {
-    turns.finish(at(ms), [this](std::string_view piece) { text.append(piece); });
+  void finish() {
+    turns.finish([this](std::string_view piece) { text.append(piece); });
   }
 };
 
@@ -91,8 +91,8 @@ TEST_CASE("what is unfinished in the end is shown as lines") {
   shown.add(0, "a", 0);
   shown.add(1, "b", 1);
   shown.add(2, "c\nd", 2);
-  shown.finish(3);
-  REQUIRE(shown.text == "a\nc\nb\nd");
+  shown.finish();
+  REQUIRE(shown.text == "a\nb\nc\nd");
 }
 
 TEST_CASE("nobody is hurried who was not listened to") {
