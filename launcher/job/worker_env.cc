@@ -24,17 +24,20 @@ bool all_alike(const Environment& inherited) {
   return lookup(inherited, "TORCH_ELASTIC_WORKER_IDENTICAL") == "1";
 }
 
-/// The `index`-th entry of a comma-separated list, trimmed.
-Result<std::string> visible_device(const Environment& inherited, int index) {
+/// What one worker sees of the devices with --virtual-local-rank: its placement's, or an entry of the agent's
+/// own list.
+Result<std::string> virtual_device(const Environment& inherited, const Job& job, int local_rank) {
+  const auto place = static_cast<std::size_t>(local_rank);
+  if (place < job.placement.size() && !job.placement[place].device.empty())
+    return job.placement[place].device;
   const auto list = lookup(inherited, kVisibleDevices);
-  if (!list) return std::to_string(index);
+  if (!list) return std::to_string(local_rank);
   const auto entries = split(*list, ',');
-  if (const auto at = static_cast<std::size_t>(index); at < entries.size() && !trimmed(entries[at]).empty())
-    return std::string(trimmed(entries[at]));
+  if (place < entries.size() && !trimmed(entries[place]).empty()) return std::string(trimmed(entries[place]));
   return usage(
       "--virtual-local-rank: CUDA_VISIBLE_DEVICES={} has no device for local rank {}; "
       "list more devices or lower --nproc-per-node",
-      *list, index);
+      *list, local_rank);
 }
 
 }  // namespace
@@ -87,28 +90,20 @@ Result<RankVariables> rank_variables(const Environment& inherited, const Job& jo
   if (job.elastic.rules.grow_at_safe_point && !progress_file.empty())
     out.emplace_back(env::kSafePointFile, safe_point_file(progress_file));
   out.emplace_back(env::kProgressFile, std::move(progress_file));
-  const RankPlacement* place =
-      job.placement.empty() ? nullptr : &job.placement[static_cast<std::size_t>(local_rank)];
   if (job.virtual_local_rank) {
-    if (place != nullptr && !place->device.empty()) {
-      out.emplace_back(kVisibleDevices, place->device);
-    } else {
-      MUSTER_TRY(std::string device, visible_device(inherited, local_rank));
-      out.emplace_back(kVisibleDevices, std::move(device));
-    }
+    MUSTER_TRY(std::string device, virtual_device(inherited, job, local_rank));
+    out.emplace_back(kVisibleDevices, std::move(device));
   }
-  if (place != nullptr && divides_threads(inherited, job))
-    out.emplace_back(env::kOmpNumThreads, std::to_string(place->threads));
+  if (!job.placement.empty() && divides_threads(inherited, job))
+    out.emplace_back(env::kOmpNumThreads,
+                     std::to_string(job.placement[static_cast<std::size_t>(local_rank)].threads));
   return out;
 }
 
 Result<void> check_visible_devices(const Environment& inherited, const Job& job) {
   if (!job.virtual_local_rank) return {};
-  for (int rank = 0; rank < job.local_world_size; ++rank) {
-    const auto place = static_cast<std::size_t>(rank);
-    if (place < job.placement.size() && !job.placement[place].device.empty()) continue;
-    if (auto device = visible_device(inherited, rank); !device) return fail(std::move(device).error());
-  }
+  for (int rank = 0; rank < job.local_world_size; ++rank)
+    if (auto device = virtual_device(inherited, job, rank); !device) return fail(std::move(device).error());
   return {};
 }
 
