@@ -18,6 +18,11 @@ namespace {
 constexpr std::string_view kExit = "exit:";
 constexpr std::string_view kSignal = "signal:";
 
+// Seconds.
+constexpr double kMaxPause = 86'400;
+constexpr double kLeastSilence = 0.1;
+constexpr double kMostSilence = 30 * 86'400;
+
 struct FailureName {
   std::string_view name;
   std::vector<CauseClass> classes;  // empty: the loss of a node
@@ -39,6 +44,14 @@ std::vector<FailureName> known_names() {
 template <class T>
 bool contains(const std::vector<T>& list, const T& one) {
   return std::find(list.begin(), list.end(), one) != list.end();
+}
+
+/// "crash, SIGBUS, exit code 135": all that a rule could go by.
+std::string what(const FailureFacts& failure) {
+  std::string out;
+  if (failure.kind != CauseClass::kExitCode) out = fmt::format("{}, ", name_of(failure.kind).id);
+  if (failure.signal != 0) out += signal_name(failure.signal) + ", ";
+  return out + fmt::format("exit code {}", failure.exit_code);
 }
 
 }  // namespace
@@ -106,44 +119,17 @@ std::string failure_names() {
   return out;
 }
 
-namespace {
-
-constexpr double kMaxSeconds = 86'400;
-
-constexpr double kLeastSilence = 0.1;
-constexpr double kMostSilence = 30 * 86'400;
-
-std::optional<Millis> parse_pause(std::string_view text) {
-  return parse_seconds(text, 0, kMaxSeconds);
-}
-
-std::optional<Millis> parse_silence(std::string_view text) {
-  return parse_seconds(text, kLeastSilence, kMostSilence);
-}
-
-/// "crash, SIGBUS, exit code 135": all that a rule could go by.
-std::string what(const FailureFacts& failure) {
-  std::string out;
-  if (failure.kind != CauseClass::kExitCode) out = fmt::format("{}, ", name_of(failure.kind).id);
-  if (failure.signal != 0) out += signal_name(failure.signal) + ", ";
-  return out + fmt::format("exit code {}", failure.exit_code);
-}
-
-}  // namespace
-
 Result<RestartPause> RestartPause::parse(std::string_view text) {
   const auto colon = text.find(':');
-  RestartPause out;
+  const auto parse_pause = [](std::string_view seconds) { return parse_seconds(seconds, 0, kMaxPause); };
   const auto first = colon == std::string_view::npos ? Millis(0) : parse_pause(text.substr(0, colon));
   const auto most = parse_pause(colon == std::string_view::npos ? text : text.substr(colon + 1));
   if (!first || !most || *most < *first)
     return usage(
         "--restart-backoff={}: not MIN:MAX in seconds, as in 1:60, with MIN at most MAX "
         "and MAX at most {:.0f}",
-        text, kMaxSeconds);
-  out.first = *first;
-  out.most = *most;
-  return out;
+        text, kMaxPause);
+  return RestartPause{*first, *most};
 }
 
 Millis RestartPause::before(int restart) const {
@@ -163,6 +149,9 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
     out.watch = Watch::kOff;
   } else if (timeout != "auto") {
     const auto colon = timeout.find(':');
+    const auto parse_silence = [](std::string_view text) {
+      return parse_seconds(text, kLeastSilence, kMostSilence);
+    };
     const auto limit = parse_silence(timeout.substr(0, colon));
     const auto start = colon == std::string_view::npos ? limit : parse_silence(timeout.substr(colon + 1));
     if (!limit || !start)
