@@ -6,6 +6,7 @@
 #include <exception>
 #include <fcntl.h>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <signal.h>
 #include <string>
@@ -160,7 +161,8 @@ class Launch {
       : invocation_(std::move(invocation)),
         options_(invocation_.options),
         environment_(invocation_.environment),
-        plain_log_("muster", parse_log_level(lookup(environment_, "LOGLEVEL").value_or("WARNING"))) {}
+        log_("muster", parse_log_level(lookup(environment_, "LOGLEVEL").value_or("WARNING")),
+             [this](std::string_view line) { write_log_(line); }) {}
 
   int run() {
     using Step = std::optional<int> (Launch::*)();
@@ -282,12 +284,6 @@ class Launch {
   /// loss is said.
   int run_job() {
     const auto descriptor_limit = make_room_for_descriptors(job_->local_world_size);
-    // The log outlives the loop, since what the loop destroys may log; its target does not.
-    OutputSink* log_target = nullptr;
-    const Log log("muster", parse_log_level(lookup(environment_, "LOGLEVEL").value_or("WARNING")),
-                  [&log_target](std::string_view line) {
-                    if (log_target != nullptr) log_target->write(line);
-                  });
     boost::asio::io_context io(1);
     std::unique_ptr<LogWriter> log_writer;
     if (job_->logs.rotation.max_bytes > 0) {
@@ -298,21 +294,21 @@ class Launch {
     }
     OutputSink out(io, STDOUT_FILENO);
     OutputSink err(io, STDERR_FILENO);
-    log_target = &err;
-    out.when_failing([&log](int error) {
-      log.warning(fmt::format("stdout: {}; output that does not go to files is lost", errno_text(error)));
+    write_log_ = [&err](std::string_view line) { err.write(line); };
+    out.when_failing([this](int error) {
+      log_.warning(fmt::format("stdout: {}; output that does not go to files is lost", errno_text(error)));
     });
-    for (const std::string& text : job_->warnings) log.warning(text);
+    for (const std::string& text : job_->warnings) log_.warning(text);
     if (!job_->gpu_shortage.empty())
-      log.warning(fmt::format("{}; a worker that uses the GPU of its LOCAL_RANK will fail, or share one",
-                              job_->gpu_shortage));
+      log_.warning(fmt::format("{}; a worker that uses the GPU of its LOCAL_RANK will fail, or share one",
+                               job_->gpu_shortage));
     if (cgroups_.enabled())
-      log.info(fmt::format("the workers' control groups are in {}", cgroups_.directory()));
+      log_.info(fmt::format("the workers' control groups are in {}", cgroups_.directory()));
     else if (!cgroups_.reason().empty())
-      log.info(fmt::format("the workers have no control groups: {}", cgroups_.reason()));
+      log_.info(fmt::format("the workers have no control groups: {}", cgroups_.reason()));
     int status = kExitSystem;
     {
-      Telemetry telemetry(*job_, log, events_ ? &*events_ : nullptr);
+      Telemetry& telemetry = *telemetry_;
       const Instant now = SteadyClock::now();
       telemetry.phase("plan", seconds_between(invocation_.begun, planned_));
       telemetry.phase("preflight", seconds_between(planned_, checked_));
@@ -329,24 +325,24 @@ class Launch {
             [&](MetricsText& text) { put_gpu_metrics(text, read_gpus(), job_->host, job_->run_id); });
         exchange.set_gpu_readings([&] { return read_gpus().gpus; });
       }
-      status = run_agent({io, *job_, environment_, log, *guardian_, cgroups_, *descendants_, out, err,
+      status = run_agent({io, *job_, environment_, log_, *guardian_, cgroups_, *descendants_, out, err,
                           telemetry, exchange, descriptor_limit, log_writer.get(),
                           detached_ ? &*detached_ : nullptr, gpu_watch_ ? &*gpu_watch_ : nullptr});
       exchange.set_send(nullptr);
       if (page) page->finish(kLastLookTimeout);
     }
-    if (detached_) detached_->ended(status, log);
+    if (detached_) detached_->ended(status, log_);
     const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);
     if (out.lost_bytes() > 0)
-      log.warning(
+      log_.warning(
           fmt::format("stdout: {} bytes of the workers' output could not be written", out.lost_bytes()));
     if (lost_out > 0)
-      log.warning(
+      log_.warning(
           fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
     if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushTimeout); lost > 0)
       err.write_now_or_never(
           fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
-    log_target = nullptr;
+    write_log_ = [](std::string_view) {};  // what the loop destroys may log
     return doctor_ ? doctor_->status_after(status) : status;
   }
 
@@ -380,21 +376,24 @@ class Launch {
 
   /// Whoever follows the events or the detached job's record sees its end.
   int ended(int status) {
-    if (detached_) detached_->ended(status, plain_log_);
-    beginning_->ended(status);
+    if (detached_) detached_->ended(status, log_);
+    telemetry_->ended(status);
     return status;
   }
 
   void begin_telemetry() {
-    beginning_.emplace(*job_, plain_log_, events_ ? &*events_ : nullptr);
-    beginning_->started(kVersion);
-    if (wants_preflight(options_)) beginning_->preflight(options_.preflight, job_->unhealthy);
+    telemetry_.emplace(*job_, log_, events_ ? &*events_ : nullptr);
+    telemetry_->started(kVersion);
+    if (wants_preflight(options_)) telemetry_->preflight(options_.preflight, job_->unhealthy);
   }
 
   Invocation invocation_;
   Options& options_;
   Environment& environment_;
-  Log plain_log_;
+  std::function<void(std::string_view)> write_log_ = [](std::string_view line) {
+    (void)write_all(STDERR_FILENO, line);
+  };
+  const Log log_;
   Instant planned_{}, checked_{};
   std::optional<DoctorVerdict> doctor_;
   DriverCheck driver_;
@@ -403,7 +402,7 @@ class Launch {
   std::optional<net::Listener> listener_;  // likewise
   std::string page_token_;                 // of the status page; empty: it is open
   std::optional<DetachedJob> detached_;
-  std::optional<Telemetry> beginning_;
+  std::optional<Telemetry> telemetry_;
   std::optional<Descendants> descendants_;
   std::optional<Guardian> guardian_;
   WorkerCgroups cgroups_;
