@@ -333,16 +333,11 @@ class Launch {
     }
     if (detached_) detached_->ended(status, log_);
     const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);
-    if (out.lost_bytes() > 0)
-      log_.warning(
-          fmt::format("stdout: {} bytes of the workers' output could not be written", out.lost_bytes()));
     if (lost_out > 0)
       log_.warning(
           fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
-    if (const std::size_t lost = err.flush(SteadyClock::now() + kFlushTimeout); lost > 0)
-      err.write_now_or_never(
-          fmt::format("\nmuster: stderr was not read: the last {} bytes are lost\n", lost));
-    write_log_ = [](std::string_view) {};  // what the loop destroys may log
+    (void)err.flush(SteadyClock::now() + kFlushTimeout);  // nobody could be told what it did not take
+    write_log_ = [](std::string_view) {};                 // what the loop destroys may log
     return doctor_ ? doctor_->status_after(status) : status;
   }
 

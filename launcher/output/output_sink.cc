@@ -76,9 +76,8 @@ OutputSink::OutputSink(boost::asio::io_context& io, int fd) : fd_(fd), waiter_(i
 
 OutputSink::~OutputSink() = default;
 
-void OutputSink::failed(int error, std::size_t bytes) {
+void OutputSink::failed(int error) {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == EIO) {
-    lost_bytes_ += bytes;
     if (const auto tell = std::exchange(failed_, {})) tell(error);
   } else {
     mode_ = Mode::kGone;
@@ -99,7 +98,7 @@ std::size_t OutputSink::write_some(std::string_view bytes) {
     ::poll(&wait, 1, -1);
     return 0;
   }
-  failed(error, bytes.size());
+  failed(error);
   return bytes.size();
 }
 
@@ -135,7 +134,7 @@ void OutputSink::take_written() {
   const auto written = std::exchange(written_, nullptr);
   queued_bytes_ -= written->bytes.size();
   if (written->error == 0) return;
-  failed(written->error, written->bytes.size() - written->count);
+  failed(written->error);
   if (mode_ != Mode::kGone) return;
   queue_.clear();
   queued_bytes_ = 0;

@@ -3,7 +3,7 @@
 // slow terminal or pipe: what does not fit is queued, and readers stop while the queue is long (so the worker
 // is slowed, as it would be if it wrote there itself). The shared descriptor's flags are left alone; where it
 // cannot be opened anew (after sudo -u, say), a thread beside the loop writes. A closed reader (EPIPE)
-// swallows the rest; what a full disk does not take is counted, and the next write is tried. One loop; must
+// swallows the rest; what a full disk does not take is lost, and the next write is tried. One loop; must
 // outlive nothing: pending waits are cancelled by the destructor.
 #pragma once
 
@@ -42,12 +42,6 @@ class OutputSink {
   [[nodiscard]] std::size_t flush(Instant deadline);
   /// `failed` is called with errno at the first write that fails though somebody would read it: a full disk.
   void when_failing(std::function<void(int)> failed) { failed_ = std::move(failed); }
-  /// Bytes lost by such writes.
-  [[nodiscard]] std::size_t lost_bytes() const { return lost_bytes_; }
-  /// Writes what fits at once and forgets the rest, whatever is queued.
-  void write_now_or_never(std::string_view bytes) {
-    if (mode_ != Mode::kThread) (void)write_some(bytes);
-  }
 
  private:
   enum class Mode { kBlocking, kNonBlocking, kSocket, kThread, kGone };
@@ -56,7 +50,7 @@ class OutputSink {
   std::size_t write_some(std::string_view bytes);
   void pump();
   void arm();
-  void failed(int error, std::size_t bytes);
+  void failed(int error);
   void hand_over();
   void take_written();
   void resume_readers();
@@ -67,7 +61,6 @@ class OutputSink {
   std::deque<std::string> queue_;
   std::size_t queued_bytes_ = 0;
   bool armed_ = false;
-  std::size_t lost_bytes_ = 0;
   std::function<void(int)> failed_;
   std::vector<std::function<void()>> waiting_;
   struct Written;

@@ -138,12 +138,11 @@ def test_a_terminal_stays_one_for_rank_0(muster):
     assert process.wait(timeout=60) == 0
 
 @pytest.mark.parametrize("view", ["-t1", "--view=rank0", "--view=fold"])
-def test_output_that_a_full_disk_does_not_take_is_said_and_counted(muster, view):
+def test_output_that_a_full_disk_does_not_take_is_said_once(muster, view):
     with open("/dev/full", "w") as full:
         result = muster.run("--nproc-per-node=2", view, "sh", "-c", "echo line", stdout=full)
     assert result.returncode == 0
     assert result.stderr.count("stdout: No space left on device (ENOSPC); output that does not go to files is lost") == 1
-    assert re.search(r"stdout: [1-9]\d* bytes of the workers' output could not be written", result.stderr)
 
 
 def test_a_log_that_has_reached_its_limit_ends_no_job(muster):
