@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <ctime>
 #include <signal.h>
-#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -46,10 +45,6 @@ struct Leftovers {
   }
 };
 
-int terminal(int fd) {
-  return ::isatty(fd) == 1 ? fd : -1;
-}
-
 }  // namespace
 
 FailureNotice stop_notice(const Job& job, int signal, int node_rank) {
@@ -70,7 +65,7 @@ Attempt::Attempt(const AgentServices& services, const Assignment& assignment, st
         return begun ? std::nullopt : std::optional(std::move(begun).error());
       }()),
       router_(services.io, job_, assignment_, *services.directory, services.out, services.err,
-              {terminal(STDOUT_FILENO), terminal(STDERR_FILENO)}, services.log_writer),
+              services.log_writer),
       group_(services.io, services.guardian, services.cgroups, job_.local_world_size,
              [this](int local_rank, const ProcessEnd& end, bool unsignalled) {
                services_.post(WorkerEnded{local_rank, end, unsignalled});

@@ -49,6 +49,11 @@ Result<OutputChannel> open_terminal(int terminal) {
   return out;
 }
 
+/// -1: it is none.
+int terminal(int fd) {
+  return ::isatty(fd) == 1 ? fd : -1;
+}
+
 constexpr std::size_t kReadBytes = 64 * 1024;  // one read; also what is searched of a channel for an error
 constexpr int kReadsPerTurn = 16;              // then other descriptors get their turn
 constexpr Millis kDrainTimeout{3000};  // for the log writer, and for whoever reads the rest of what was teed
@@ -132,12 +137,11 @@ struct LogRouter::Worker {
 };
 
 LogRouter::LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
-                     LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals,
-                     LogWriter* writer)
+                     LogDirectory& directory, OutputSink& out, OutputSink& err, LogWriter* writer)
     : io_(io),
       job_(job),
       directory_(directory),
-      terminals_(terminals),
+      terminals_{terminal(STDOUT_FILENO), terminal(STDERR_FILENO)},
       base_rank_(assignment.base_rank),
       formatter_(io, job, assignment, out, err),
       changes_(io),

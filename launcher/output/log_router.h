@@ -81,16 +81,9 @@ class FilteredLog {
 
 class LogRouter {
  public:
-  /// The terminals that workers' streams should resemble where they pass through here; -1: none.
-  struct Terminals {
-    int out = -1;
-    int err = -1;
-  };
-
   /// `writer`: of the files; nullptr: they are not rotated, and the workers write them themselves.
   LogRouter(boost::asio::io_context& io, const Job& job, const Assignment& assignment,
-            LogDirectory& directory, OutputSink& out, OutputSink& err, Terminals terminals,
-            LogWriter* writer);
+            LogDirectory& directory, OutputSink& out, OutputSink& err, LogWriter* writer);
   ~LogRouter();
 
   /// The descriptors for a worker about to be started; owned here until started().
@@ -152,7 +145,10 @@ class LogRouter {
   boost::asio::io_context& io_;
   const Job& job_;
   LogDirectory& directory_;
-  Terminals terminals_;
+  /// Which the workers' streams should resemble where they pass through here; -1: none.
+  struct {
+    int out, err;
+  } terminals_;
   int base_rank_;
   OutputFormatter formatter_;
   boost::asio::posix::stream_descriptor changes_;  // inotify
