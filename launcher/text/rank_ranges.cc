@@ -15,12 +15,10 @@ namespace {
 
 constexpr std::size_t kMaxNumbers = 65'536;
 
-bool is_std_digit(std::string_view text) {
-  return text.size() == 1 && text[0] >= '0' && text[0] <= '3';
-}
-
-Std to_std(char digit) {
-  return static_cast<Std>(digit - '0');
+/// Of one digit from 0 to 3.
+std::optional<Std> to_std(std::string_view text) {
+  if (text.size() != 1 || text[0] < '0' || text[0] > '3') return std::nullopt;
+  return static_cast<Std>(text[0] - '0');
 }
 
 }  // namespace
@@ -62,19 +60,19 @@ bool StreamSelection::none() const {
 
 Result<StreamSelection> parse_stream_selection(std::string_view text) {
   StreamSelection out;
-  if (is_std_digit(text)) {
-    out.others = to_std(text[0]);
+  if (const auto all = to_std(text)) {
+    out.others = *all;
     return out;
   }
-  for (const std::string_view entry : split(text, ',')) {
-    const auto colon = entry.find(':');
-    const auto rank = parse_integer("", entry.substr(0, colon), 0, INT_MAX);
-    if (!rank || colon == std::string_view::npos || !is_std_digit(entry.substr(colon + 1)))
+  for (std::string_view entry : split(text, ',')) {
+    const auto rank = parse_integer("", take_front(entry, ':'), 0, INT_MAX);
+    const auto streams = to_std(entry);
+    if (!rank || !streams)
       return usage(
           "'{}' is neither 0, 1, 2 or 3 (none, stdout, stderr, both) nor a list "
           "local_rank:digit,local_rank:digit",
           text);
-    out.by_rank[static_cast<int>(*rank)] = to_std(entry[colon + 1]);
+    out.by_rank[static_cast<int>(*rank)] = *streams;
   }
   return out;
 }

@@ -34,13 +34,8 @@ std::string substitute(std::string_view text, const SubstitutionLookup& lookup) 
     const std::size_t length = name_length(rest);
     const bool closed = !braced || (length < rest.size() && rest[length] == '}');
     const std::size_t used = length == 0 || !closed ? 1 : length + (braced ? 3 : 1);
-    std::optional<std::string> value;
-    if (used > 1) value = lookup(rest.substr(0, length));
-    if (value) {
-      out.append(*value);
-    } else {
-      out.append(text.substr(0, used));
-    }
+    const auto value = used > 1 ? lookup(rest.substr(0, length)) : std::nullopt;
+    out.append(value ? *value : text.substr(0, used));
     text.remove_prefix(used);
   }
   return out;
