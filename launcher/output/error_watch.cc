@@ -16,6 +16,10 @@ constexpr std::array<std::string_view, 8> kAnyError = {
     "panic: ", "fatal error: ", "out of memory", "Aborted (core dumped)",
 };
 
+/// Beside the words of errors: how reports of them begin.
+constexpr std::array kMarks = {words::kTraceback, words::kTerminate, words::kTerminating,
+                               words::kAssertion, words::kWatchdog,  words::kNcclWarning};
+
 /// What to look for at every third byte: of each of the words above three runs of four bytes that follow each
 /// other, those that ordinary text has least. Text without any of them has none of the words, as most has.
 class Runs {
@@ -23,10 +27,8 @@ class Runs {
   explicit constexpr Runs(bool any_error) {
     for (const ErrorWords& one : kErrorWords) add(one.text);
     for (const ErrorWords& sign : kErrorSigns) add(sign.text);
-    for (const std::string_view text :
-         {words::kTraceback, words::kFrame, words::kTerminate, words::kTerminating, words::kAssertion,
-          words::kWatchdog, words::kNcclWarning})
-      add(text);
+    for (const std::string_view text : kMarks) add(text);
+    add(words::kFrame);
     if (any_error)
       for (const std::string_view text : kAnyError) add(text);
   }
@@ -140,12 +142,10 @@ bool looks_like_error(std::string_view line) {
   if (!kMoreRuns.any_in(line)) return false;
   const auto holds = [line](std::string_view text) { return contains(line, text); };
   if (std::any_of(kAnyError.begin(), kAnyError.end(), holds)) return true;
+  if (std::any_of(kMarks.begin(), kMarks.end(), holds)) return true;
   if (std::any_of(kErrorSigns.begin(), kErrorSigns.end(),
                   [&](const ErrorWords& sign) { return holds(sign.text); }))
     return true;
-  for (const std::string_view mark : {words::kTraceback, words::kTerminate, words::kTerminating,
-                                      words::kAssertion, words::kWatchdog, words::kNcclWarning})
-    if (holds(mark)) return true;
   const CauseClass kind = class_of_words(line, CauseClass::kNone);
   return kind != CauseClass::kNone && kind != CauseClass::kNetwork && kind != CauseClass::kPeerGone;
 }
