@@ -48,41 +48,6 @@ bool remove_below(const std::string& directory, int depth) {
   return ::rmdir(directory.c_str()) == 0;
 }
 
-bool contains_name(std::string_view names, std::string_view name) {
-  const auto all = split(names, ',');
-  return std::find(all.begin(), all.end(), name) != all.end();
-}
-
-/// A path of the hierarchy as it is seen below a mount of a part of it.
-std::string below_mount(std::string_view mount, std::string_view root, std::string_view path) {
-  std::string out(mount);
-  if (root != "/" && path.starts_with(root)) path.remove_prefix(root.size());
-  if (path.empty() || path == "/") return out;
-  return out.append(path);
-}
-
-struct Mount {
-  std::string_view root, point, type, options;
-};
-
-std::vector<Mount> mounts_of(std::string_view mountinfo) {
-  std::vector<Mount> out;
-  while (!mountinfo.empty()) {
-    std::string_view line = take_front(mountinfo, '\n');
-    Mount mount;
-    for (int i = 0; i < 3; ++i) take_front(line, ' ');
-    mount.root = take_front(line, ' ');
-    mount.point = take_front(line, ' ');
-    while (!line.empty() && take_front(line, ' ') != "-") {
-    }
-    mount.type = take_front(line, ' ');
-    take_front(line, ' ');
-    mount.options = take_front(line, ' ');
-    if (mount.type.starts_with("cgroup")) out.push_back(mount);
-  }
-  return out;
-}
-
 constexpr std::chrono::seconds kLastTimeout{2};  // for what is left at the end to die of SIGKILL
 
 bool marked_delegated(const std::string& directory) {
@@ -105,23 +70,26 @@ bool is_top(const std::string& directory) {
 
 namespace cgroup {
 
-std::vector<std::string> candidates(std::string_view cgroup, std::string_view mountinfo) {
+std::vector<std::string> candidates(std::string_view groups, std::string_view controller,
+                                    const std::string& root) {
+  std::vector<std::string> mounts{fmt::format("{}/{}", root, controller)};
+  if (controller.empty()) mounts = {root, root + "/unified"};
   std::vector<std::string> out;
-  while (!cgroup.empty()) {
-    std::string_view path = take_front(cgroup, '\n');
-    const std::string_view number = take_front(path, ':');
-    if (number != "0" || !take_front(path, ':').empty()) continue;
-    for (const Mount& mount : mounts_of(mountinfo))
-      if (mount.type == "cgroup2") out.push_back(below_mount(mount.point, mount.root, path));
+  while (!groups.empty()) {
+    std::string_view line = take_front(groups, '\n');  // "4:memory:/path", "0::/path"
+    take_front(line, ':');
+    if (take_front(line, ':') != controller) continue;
+    for (const std::string& mount : mounts) {
+      if (line.size() > 1) out.push_back(fmt::format("{}{}", mount, line));
+      out.push_back(mount);
+    }
   }
   return out;
 }
 
-std::string own_directory(const std::string& proc) {
-  const auto cgroup = read_file(proc + "/cgroup", kMaxGroupFileBytes);
-  const auto mountinfo = read_file(proc + "/mountinfo", kMaxGroupFileBytes);
-  if (!cgroup || !mountinfo) return {};
-  for (const std::string& directory : candidates(*cgroup, *mountinfo)) {
+std::string own_directory() {
+  for (const std::string& directory :
+       candidates(read_file(kOwnGroups, kMaxGroupFileBytes).value_or(""), "")) {
     std::vector<pid_t> here;
     collect_processes(directory, 0, here);
     if (std::find(here.begin(), here.end(), ::getpid()) != here.end()) return directory;
@@ -178,22 +146,6 @@ std::vector<pid_t> clear(const std::vector<std::string>& directories, Instant de
 
 }  // namespace cgroup
 
-std::string cgroup_memory_file(std::string_view cgroup, std::string_view mountinfo) {
-  const std::vector<Mount> mounts = mounts_of(mountinfo);
-  for (std::string_view rest = cgroup; !rest.empty();) {
-    std::string_view path = take_front(rest, '\n');
-    take_front(path, ':');
-    const std::string_view controllers = take_front(path, ':');
-    for (const Mount& mount : mounts)
-      // Where the controller is bound to version 1 the unified hierarchy has no such file.
-      if (mount.type == "cgroup" && contains_name(controllers, "memory") &&
-          contains_name(mount.options, "memory"))
-        return below_mount(mount.point, mount.root, path) + "/memory.oom_control";
-  }
-  const auto unified = cgroup::candidates(cgroup, mountinfo);
-  return unified.empty() ? std::string() : unified.front() + "/memory.events";
-}
-
 std::optional<std::int64_t> parse_oom_kills(std::string_view text) {
   constexpr std::string_view kName = "oom_kill ";
   while (!text.empty()) {
@@ -207,11 +159,18 @@ std::optional<std::int64_t> parse_oom_kills(std::string_view text) {
   return std::nullopt;
 }
 
-OomKillCounter::OomKillCounter(const std::string& proc) {
-  const auto cgroup = read_file(proc + "/cgroup", kMaxGroupFileBytes);
-  const auto mountinfo = read_file(proc + "/mountinfo", kMaxGroupFileBytes);
-  if (cgroup && mountinfo) path_ = cgroup_memory_file(*cgroup, *mountinfo);
-  seen_ = count().value_or(0);
+OomKillCounter::OomKillCounter(const std::string& groups, const std::string& root) {
+  const std::string text = read_file(groups, kMaxGroupFileBytes).value_or("");
+  // Where the controller is bound to version 1 the unified hierarchy has no such file.
+  for (const auto& [controller, file] :
+       {std::pair{"memory", "memory.oom_control"}, std::pair{"", "memory.events"}})
+    for (const std::string& directory : cgroup::candidates(text, controller, root)) {
+      path_ = fmt::format("{}/{}", directory, file);
+      const auto kills = count();
+      if (!kills) continue;
+      seen_ = *kills;
+      return;
+    }
 }
 
 std::int64_t OomKillCounter::take_new() {
@@ -220,9 +179,7 @@ std::int64_t OomKillCounter::take_new() {
 }
 
 std::optional<std::int64_t> OomKillCounter::count() const {
-  if (path_.empty()) return std::nullopt;
-  const auto text = read_file(path_, kMaxGroupFileBytes);
-  return text ? parse_oom_kills(*text) : std::nullopt;
+  return parse_oom_kills(read_file(path_, kMaxGroupFileBytes).value_or(""));
 }
 
 std::optional<std::string> why_not_delegated(const std::string& directory, bool required) {

@@ -29,11 +29,17 @@ class Guardian;
 
 namespace cgroup {
 
-/// The directories where the version 2 group of /proc/PID/cgroup may be seen, by /proc/PID/mountinfo. Pure.
-[[nodiscard]] std::vector<std::string> candidates(std::string_view cgroup, std::string_view mountinfo);
+inline constexpr const char* kOwnGroups = "/proc/self/cgroup";
+inline constexpr const char* kRoot = "/sys/fs/cgroup";
 
-/// The first candidate that has this process in it. Empty: there is none.
-[[nodiscard]] std::string own_directory(const std::string& proc = "/proc/self");
+/// Where the groups in the text of /proc/self/cgroup may be seen that `controller` (version 1) has; empty:
+/// those of version 2, which is below "unified" where both are mounted. In a container the path may be the
+/// host's, which leads nowhere: the mount's root is then its own group. Pure.
+[[nodiscard]] std::vector<std::string> candidates(std::string_view groups, std::string_view controller,
+                                                  const std::string& root = kRoot);
+
+/// The first candidate of version 2 that has this process in it. Empty: there is none.
+[[nodiscard]] std::string own_directory();
 
 /// Writes a control file in one piece; 0, or the error number.
 [[nodiscard]] int write(const std::string& file, std::string_view text);
@@ -56,9 +62,6 @@ bool remove(const std::string& directory);
 
 }  // namespace cgroup
 
-/// From the texts of /proc/self/cgroup and /proc/self/mountinfo; empty: none.
-[[nodiscard]] std::string cgroup_memory_file(std::string_view cgroup, std::string_view mountinfo);
-
 /// The number after "oom_kill" in such a file.
 [[nodiscard]] std::optional<std::int64_t> parse_oom_kills(std::string_view text);
 
@@ -69,7 +72,8 @@ bool remove(const std::string& directory);
 class OomKillCounter {
  public:
   /// Counts from now on.
-  explicit OomKillCounter(const std::string& proc = "/proc/self");
+  explicit OomKillCounter(const std::string& groups = cgroup::kOwnGroups,
+                          const std::string& root = cgroup::kRoot);
 
   /// Since the construction or the last call.
   [[nodiscard]] std::int64_t take_new();

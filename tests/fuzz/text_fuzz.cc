@@ -108,9 +108,7 @@ void kernel_line(const std::string& text) {
 }
 
 void control_group(const std::string& text) {
-  const auto [group, mounts] = halves(text);
-  (void)launcher::cgroup_memory_file(group, mounts);
-  (void)launcher::cgroup::candidates(group, mounts);
+  for (const char* controller : {"", "memory"}) (void)launcher::cgroup::candidates(text, controller);
 }
 
 void kills(const std::string& text) {

@@ -18,22 +18,23 @@ from test_launcher_ends import FAMILY, MEMBERS, read_pid
 NOBODY = 65534
 
 
-def top_of_version_2(tmp_path):
-    """Where control groups of version 2 are; mounted for this test where they are nowhere."""
+def top_of_version_2():
+    """Where control groups of version 2 are; mounted for this test where they are not."""
+    usual, place = pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/sys/fs/cgroup/unified")
     for line in open("/proc/self/mountinfo", encoding="utf-8"):
         fields = line.split()
-        if fields[fields.index("-") + 1] == "cgroup2" and os.access(fields[4], os.W_OK):
-            return pathlib.Path(fields[4]), False
-    place = tmp_path / "cgroup2"
-    place.mkdir()
+        point = pathlib.Path(fields[4])
+        if fields[fields.index("-") + 1] == "cgroup2" and point in (usual, place) and os.access(point, os.W_OK):
+            return point, False
+    place.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "cgroup2", "cgroup2", place], check=True)
     return place, True
 
 
 @pytest.fixture
-def delegated(tmp_path):
+def delegated():
     """A group for the launcher; what is left in it at the end is a mistake, and is ended."""
-    top, mounted = top_of_version_2(tmp_path)
+    top, mounted = top_of_version_2()
     group = top / f"muster-test-{os.getpid()}"
     group.mkdir()
     os.setxattr(group, "user.delegate", b"1")
@@ -45,6 +46,7 @@ def delegated(tmp_path):
         os.rmdir(path)
     if mounted:
         subprocess.run(["umount", top], check=True)
+        top.rmdir()
     assert left == []
 
 

@@ -69,33 +69,15 @@ TEST_CASE("the kernel's log is read from where it was opened, without its prefix
   REQUIRE(KernelLog(scratch.path + "/none").take_new().empty());
 }
 
-TEST_CASE("the file with a control group's kills is found in both versions") {
-  constexpr std::string_view kTwo = "30 23 0:26 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n";
-  REQUIRE(cgroup_memory_file("0::/user.slice/a\n", kTwo) == "/sys/fs/cgroup/user.slice/a/memory.events");
-  REQUIRE(cgroup_memory_file("0::/\n", kTwo) == "/sys/fs/cgroup/memory.events");
-  // A container sees a part of the hierarchy.
-  REQUIRE(cgroup_memory_file("0::/docker/ab/x\n",
-                             "30 23 0:26 /docker/ab /sys/fs/cgroup rw shared:9 - cgroup2 none rw\n") ==
-          "/sys/fs/cgroup/x/memory.events");
-  constexpr std::string_view kBoth =
-      "40 30 0:30 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
-      "41 30 0:31 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
-      "42 30 0:32 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n";
-  REQUIRE(cgroup_memory_file("0::/\n5:cpu:/c\n4:memory:/job/x\n", kBoth) ==
-          "/sys/fs/cgroup/memory/job/x/memory.oom_control");
-  REQUIRE(cgroup_memory_file("0::/\n", "23 1 0:5 / /proc rw - proc proc rw\n").empty());
-  REQUIRE(cgroup_memory_file("", "").empty());
-}
-
-TEST_CASE("the group of version 2 is looked for wherever that is mounted") {
-  const std::string mounts =
-      "30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-      "31 23 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
-      "32 23 0:27 /a/b /mnt rw - cgroup2 none rw\n";
-  REQUIRE(cgroup::candidates("4:memory:/x\n0::/a/b/c\n", mounts) ==
-          std::vector<std::string>{"/sys/fs/cgroup/unified/a/b/c", "/mnt/c"});
-  REQUIRE(cgroup::candidates("4:memory:/x\n", mounts).empty());
-  REQUIRE(cgroup::candidates("0::/\n", "").empty());
+TEST_CASE("a control group is below the usual mount, or in a container the mount itself") {
+  using Places = std::vector<std::string>;
+  constexpr std::string_view kBoth = "5:cpu:/c\n4:memory:/job/x\n0::/a/b\n";
+  REQUIRE(cgroup::candidates(kBoth, "memory") ==
+          Places{"/sys/fs/cgroup/memory/job/x", "/sys/fs/cgroup/memory"});
+  REQUIRE(cgroup::candidates(kBoth, "", "/cg") == Places{"/cg/a/b", "/cg", "/cg/unified/a/b", "/cg/unified"});
+  REQUIRE(cgroup::candidates("0::/\n", "", "/cg") == Places{"/cg", "/cg/unified"});
+  REQUIRE(cgroup::candidates("0::/\n", "memory").empty());
+  REQUIRE(cgroup::candidates("", "").empty());
 }
 
 TEST_CASE("kills are counted from the beginning on") {
@@ -103,15 +85,14 @@ TEST_CASE("kills are counted from the beginning on") {
   REQUIRE(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n") == 5);
   REQUIRE_FALSE(parse_oom_kills("oom_kill_disable 1\n"));
   const Scratch scratch;
-  (void)scratch.write("cgroup", "0::/\n");
-  (void)scratch.write("mountinfo", "30 23 0:26 / " + scratch.path + " rw - cgroup2 cgroup2 rw\n");
+  const std::string groups = scratch.write("cgroup", "0::/of/the/host\n");
   const std::string events = scratch.write("memory.events", "oom_kill 4\n");
-  OomKillCounter kills(scratch.path);
+  OomKillCounter kills(groups, scratch.path);
   REQUIRE(kills.take_new() == 0);
   std::ofstream(events) << "oom_kill 6\n";
   REQUIRE(kills.take_new() == 2);
   REQUIRE(kills.take_new() == 0);
-  REQUIRE(OomKillCounter("/no/such/proc").take_new() == 0);
+  REQUIRE(OomKillCounter("/no/such/file").take_new() == 0);
 }
 
 TEST_CASE("a worker's device is the one of its local rank among the visible ones") {
