@@ -2,7 +2,7 @@
 #include "launcher/process/cgroup.h"
 
 #include <algorithm>
-#include <charconv>
+#include <cstdint>
 #include <errno.h>
 #include <fcntl.h>
 #include <filesystem>
@@ -17,35 +17,27 @@
 #include "launcher/process/process_stat.h"
 #include "launcher/text/split.h"
 #include "launcher/text/usage_error.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMaxGroupFileBytes = std::size_t{4} << 20;
-constexpr int kMaxGroupDepth = 32;
 
-std::vector<std::string> subdirectories(const std::string& directory) {
-  std::vector<std::string> out;
-  std::error_code error;
-  for (std::filesystem::directory_iterator at(directory, error), end; !error && at != end;
-       at.increment(error))
-    if (at->is_directory(error)) out.push_back(at->path().native());
+/// The group and all below it, each before those that are in it.
+std::vector<std::string> groups_from(const std::string& top) {
+  std::vector<std::string> out{top};
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    std::error_code error;
+    for (std::filesystem::directory_iterator at(out[i], error), end; !error && at != end; at.increment(error))
+      if (at->is_directory(error)) out.push_back(at->path().native());
+  }
   return out;
 }
 
-void collect_processes(const std::string& directory, int depth, std::vector<pid_t>& out) {
-  const std::string text = read_file(directory + "/cgroup.procs", kMaxGroupFileBytes).value_or("");
-  for (const pid_t pid : parse_pids(text)) out.push_back(pid);
-  if (depth == 0) return;
-  for (const std::string& below : subdirectories(directory)) collect_processes(below, depth - 1, out);
-}
-
-bool remove_below(const std::string& directory, int depth) {
-  if (::rmdir(directory.c_str()) == 0 || errno == ENOENT) return true;
-  if (depth == 0) return false;
-  for (const std::string& below : subdirectories(directory)) remove_below(below, depth - 1);
-  return ::rmdir(directory.c_str()) == 0;
+std::vector<pid_t> members_of(const std::string& group) {
+  return parse_pids(read_file(group + "/cgroup.procs", kMaxGroupFileBytes).value_or(""));
 }
 
 constexpr std::chrono::seconds kLastTimeout{2};  // for what is left at the end to die of SIGKILL
@@ -90,29 +82,22 @@ std::vector<std::string> candidates(std::string_view groups, std::string_view co
 std::string own_directory() {
   for (const std::string& directory :
        candidates(read_file(kOwnGroups, kMaxGroupFileBytes).value_or(""), "")) {
-    std::vector<pid_t> here;
-    collect_processes(directory, 0, here);
+    const std::vector<pid_t> here = members_of(directory);
     if (std::find(here.begin(), here.end(), ::getpid()) != here.end()) return directory;
   }
   return {};
 }
 
-int write(const std::string& file, std::string_view text) {
-  const UniqueFd fd(::open(file.c_str(), O_WRONLY | O_CLOEXEC));
-  if (!fd) return errno;
-  const ssize_t n = retry_eintr([&] { return ::write(fd.get(), text.data(), text.size()); });
-  if (n < 0) return errno;
-  return static_cast<std::size_t>(n) == text.size() ? 0 : EIO;
-}
-
 std::vector<pid_t> processes(const std::string& directory) {
   std::vector<pid_t> out;
-  collect_processes(directory, kMaxGroupDepth, out);
+  for (const std::string& group : groups_from(directory))
+    for (const pid_t pid : members_of(group)) out.push_back(pid);
   return out;
 }
 
 bool kill(const std::string& directory) {
-  return write(directory + "/cgroup.kill", "1") == 0;
+  const UniqueFd file(::open((directory + "/cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC));
+  return file && write_all(file.get(), "1");
 }
 
 bool wait_until_empty(const std::string& directory, Instant deadline) {
@@ -132,7 +117,10 @@ bool wait_until_empty(const std::string& directory, Instant deadline) {
 }
 
 bool remove(const std::string& directory) {
-  return remove_below(directory, kMaxGroupDepth);
+  if (::rmdir(directory.c_str()) == 0 || errno == ENOENT) return true;
+  auto groups = groups_from(directory);
+  for (; groups.size() > 1; groups.pop_back()) ::rmdir(groups.back().c_str());
+  return ::rmdir(directory.c_str()) == 0;
 }
 
 std::vector<pid_t> clear(const std::vector<std::string>& directories, Instant deadline) {
@@ -148,14 +136,9 @@ std::vector<pid_t> clear(const std::vector<std::string>& directories, Instant de
 
 std::optional<std::int64_t> parse_oom_kills(std::string_view text) {
   constexpr std::string_view kName = "oom_kill ";
-  while (!text.empty()) {
-    std::string_view line = take_front(text, '\n');
-    if (!line.starts_with(kName)) continue;
-    line.remove_prefix(kName.size());
-    std::int64_t value = 0;
-    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value);
-    if (error == std::errc{}) return value;
-  }
+  for (const std::string_view line : split(text, '\n'))
+    if (line.starts_with(kName))
+      if (const auto kills = parse_integer("", line.substr(kName.size()), 0, INT64_MAX)) return *kills;
   return std::nullopt;
 }
 

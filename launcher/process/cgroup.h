@@ -41,9 +41,6 @@ inline constexpr const char* kRoot = "/sys/fs/cgroup";
 /// The first candidate of version 2 that has this process in it. Empty: there is none.
 [[nodiscard]] std::string own_directory();
 
-/// Writes a control file in one piece; 0, or the error number.
-[[nodiscard]] int write(const std::string& file, std::string_view text);
-
 /// The processes in it and below.
 [[nodiscard]] std::vector<pid_t> processes(const std::string& directory);
 

@@ -67,7 +67,10 @@ class Delegated {
   int run(const std::function<int()>& body) const {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
-    if (child == 0) ::_exit(cgroup::write(path_ + "/cgroup.procs", "0") == 0 ? body() : 99);
+    if (child == 0) {
+      const UniqueFd group(::open((path_ + "/cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
+      ::_exit(group && write_all(group.get(), "0") ? body() : 99);
+    }
     int status = 0;
     retry_eintr([&] { return ::waitpid(child, &status, 0); });
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
