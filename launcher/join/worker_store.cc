@@ -7,8 +7,6 @@
 #include <fmt/format.h>
 
 #include "launcher/network/listening.h"
-#include "rendezvous/base/backoff.h"
-#include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
@@ -16,9 +14,7 @@ namespace {
 
 constexpr std::uint16_t kProbedPort = 29500;  // MASTER_PORT's usual number: firewalls let it through if any
 constexpr std::chrono::seconds kRouteTimeout{5};
-
-constexpr Backoff::Options kReachBackoff{
-    .first = Millis(500), .max = Millis(5000), .factor = 1.6, .jitter = 0.5};
+constexpr Millis kReachPause{2000};
 
 /// Why the workers of this node may not reach those of the other one.
 std::string unreachable_text(const Error& error, const std::string& other) {
@@ -28,50 +24,8 @@ std::string unreachable_text(const Error& error, const std::string& other) {
 
 }  // namespace
 
-// A node outside the running generation tries the first node's addresses as its members do. Again and again
-// until one answers or the limit has passed: a first node that is about to end does not answer either.
-class WorkerStore::ReachCheck {
- public:
-  using Finished = std::function<void(const Result<net::AddressRace::Answer>&)>;
-
-  /// `finished` comes once, from the loop, and never after the destructor.
-  ReachCheck(boost::asio::io_context& io, net::AddressRace::Options options, Millis limit, Finished finished)
-      : io_(io),
-        race_options_(std::move(options)),
-        deadline_(SteadyClock::now() + limit),
-        finished_(std::move(finished)),
-        backoff_(kReachBackoff, static_cast<std::uint64_t>(deadline_.time_since_epoch().count())),
-        pause_(io) {
-    race();
-  }
-
- private:
-  void race() {
-    race_options_.limit = time_left(deadline_, SteadyClock::now());
-    race_ = std::make_unique<net::AddressRace>(io_, race_options_, [this](const auto& answer) {
-      const Instant again = SteadyClock::now() + backoff_.next();
-      if (answer || again >= deadline_) {
-        const auto call = std::exchange(finished_, {});  // it may end this object
-        return call(answer);
-      }
-      lifetime_.call_at(pause_, again, [this] { race(); });
-    });
-  }
-
-  boost::asio::io_context& io_;
-  net::AddressRace::Options race_options_;
-  Instant deadline_;
-  Finished finished_;
-  Backoff backoff_;
-  LoopTimer pause_;
-  std::unique_ptr<net::AddressRace> race_;
-  Lifetime lifetime_;
-};
-
-WorkerStore::~WorkerStore() = default;
-
 WorkerStore::WorkerStore(boost::asio::io_context& io, const Job& job, const Log& log)
-    : io_(io), job_(job), log_(log) {}
+    : io_(io), job_(job), log_(log), reach_pause_(io) {}
 
 void WorkerStore::find_addresses() {
   const ElasticJob& elastic = job_.elastic;
@@ -116,7 +70,7 @@ void WorkerStore::end() {
 
 void WorkerStore::cancel() {
   race_.reset();
-  reach_.reset();
+  cancel_reach();
   located_ = {};
 }
 
@@ -152,21 +106,38 @@ void WorkerStore::look_for_first_node() {
   });
 }
 
-void WorkerStore::check_reach(const control::Waiting& waiting, std::function<void(std::string)> unreachable) {
+void WorkerStore::cancel_reach() {
   reach_.reset();
+  reach_pause_.cancel();
+  reach_lifetime_.renew();
+}
+
+void WorkerStore::check_reach(const control::Waiting& waiting, std::function<void(std::string)> unreachable) {
+  cancel_reach();
   if (waiting.master_addresses.empty()) return;
+  // A first node that is lost is known by then.
+  const Instant deadline = after(2 * job_.elastic.rules.heartbeat_timeout);
+  try_reach(waiting, deadline, std::move(unreachable));
+}
+
+/// Again and again until an address answers: a first node that is about to end does not answer either.
+void WorkerStore::try_reach(const control::Waiting& waiting, Instant deadline,
+                            std::function<void(std::string)> unreachable) {
   net::AddressRace::Options options;
   options.addresses = addresses_to_try(waiting.master_addresses, own_);
   options.port = waiting.master_port;
-  const Millis limit =
-      2 * job_.elastic.rules.heartbeat_timeout;  // a first node that is lost is known by then
-  reach_ = std::make_unique<ReachCheck>(
-      io_, std::move(options), limit,
-      [this, host = waiting.master_host,
-       unreachable = std::move(unreachable)](const Result<net::AddressRace::Answer>& answer) {
+  options.limit = time_left(deadline, SteadyClock::now());
+  reach_ = std::make_unique<net::AddressRace>(
+      io_, std::move(options), [this, waiting, deadline, unreachable](const auto& answer) {
+        const std::string& host = waiting.master_host;
         if (answer)
           return log_.info(
               fmt::format("{} answers at {} from {}", host, answer->address, answer->local_address));
+        const Instant again = after(kReachPause);
+        if (again < deadline)
+          return reach_lifetime_.call_at(reach_pause_, again, [this, waiting, deadline, unreachable] {
+            try_reach(waiting, deadline, unreachable);
+          });
         unreachable(
             fmt::format("{} is outside the world and could take no place in it: it cannot reach the first "
                         "node, {}: {}",

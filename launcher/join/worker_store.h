@@ -21,6 +21,8 @@
 #include "launcher/job/job.h"
 #include "launcher/network/interfaces.h"
 #include "rendezvous/agent_client/address_race.h"
+#include "rendezvous/base/clock.h"
+#include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/protocol/control.h"
@@ -41,7 +43,6 @@ class WorkerStore {
   using Located = std::function<void(Result<Location>)>;
 
   WorkerStore(boost::asio::io_context& io, const Job& job, const Log& log);
-  ~WorkerStore();
 
   /// Once: asks the kernel for this host's addresses, and chooses those that are offered to the other nodes.
   void find_addresses();
@@ -84,8 +85,9 @@ class WorkerStore {
   void on_route(const Result<net::AddressRace::Answer>& winner);
   void finish_if_complete();
   void finish(Result<Location> location);
-
-  class ReachCheck;
+  void try_reach(const control::Waiting& waiting, Instant deadline,
+                 std::function<void(std::string)> unreachable);
+  void cancel_reach();
 
   boost::asio::io_context& io_;
   const Job& job_;
@@ -100,7 +102,9 @@ class WorkerStore {
   /// Once known: the address here that reaches the other nodes, and its interface; either may be empty.
   std::optional<InterfaceAddress> route_;
   std::unique_ptr<net::AddressRace> race_;
-  std::unique_ptr<ReachCheck> reach_;
+  std::unique_ptr<net::AddressRace> reach_;  // of check_reach(), until it is tried again
+  LoopTimer reach_pause_;
+  Lifetime reach_lifetime_;
 };
 
 }  // namespace muster::launcher
