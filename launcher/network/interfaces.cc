@@ -17,11 +17,6 @@ namespace muster::launcher {
 
 namespace asio = boost::asio;
 
-bool is_v6_link_local(std::string_view address) {
-  return address.size() > 4 && address[4] == ':' && address.starts_with("fe") &&
-         std::string_view("89ab").find(address[2]) != std::string_view::npos;
-}
-
 bool is_numeric_address(const std::string& host) {
   in6_addr unused{};
   return ::inet_pton(AF_INET, host.c_str(), &unused) == 1 ||
@@ -30,15 +25,9 @@ bool is_numeric_address(const std::string& host) {
 
 namespace {
 
-// Without the scope of a link-local one.
-std::string numeric(const asio::ip::address& address) {
-  const std::string text = address.to_string();
-  return text.substr(0, text.find('%'));
-}
-
 int rank_of(const InterfaceAddress& entry) {
   if (is_loopback(entry.address)) return 3;
-  if (entry.address.starts_with("169.254.") || is_v6_link_local(entry.address)) return 2;
+  if (entry.address.starts_with("169.254.")) return 2;
   // Of containers, pods and virtual machines on this host, as their makers name them.
   for (const std::string_view prefix :
        {"docker",  "br-",   "veth",  "virbr",   "vnet",  "cni",         "podman",
@@ -65,7 +54,9 @@ std::vector<InterfaceAddress> interface_addresses() {
     if (!is_v4 && at->ifa_addr->sa_family != AF_INET6) continue;
     asio::ip::udp::endpoint endpoint;
     std::memcpy(endpoint.data(), at->ifa_addr, is_v4 ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-    out.push_back({at->ifa_name, numeric(endpoint.address())});
+    const asio::ip::address address = endpoint.address();
+    if (address.is_v6() && address.to_v6().is_link_local()) continue;
+    out.push_back({at->ifa_name, address.to_string()});
   }
   return out;
 }
@@ -77,7 +68,7 @@ std::string source_address(const std::string& destination) {
   asio::ip::udp::socket socket(io);
   boost::system::error_code error;
   socket.connect({asio::ip::make_address(destination), kAnyPort}, error);
-  return error ? "" : numeric(socket.local_endpoint().address());
+  return error ? "" : socket.local_endpoint().address().to_string();
 }
 
 std::string canonical_address(const std::string& address) {
@@ -116,25 +107,9 @@ std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& 
 
 std::vector<std::string> addresses_to_try(const std::vector<std::string>& offered,
                                           const std::vector<InterfaceAddress>& own) {
-  std::vector<std::string> out;
-  std::vector<std::string> mine;
-  for (const std::string& address : offered) {
-    if (contains(own, address)) {
-      mine.push_back(address);
-    } else if (!is_v6_link_local(address)) {
-      out.push_back(address);
-    } else {
-      std::vector<std::string> tried;
-      for (const InterfaceAddress& entry : own) {
-        if (!is_v6_link_local(entry.address) ||
-            std::find(tried.begin(), tried.end(), entry.interface) != tried.end())
-          continue;
-        tried.push_back(entry.interface);
-        out.push_back(address + "%" + entry.interface);
-      }
-    }
-  }
-  out.insert(out.end(), mine.begin(), mine.end());
+  std::vector<std::string> out = offered;
+  std::stable_partition(out.begin(), out.end(),
+                        [&](const std::string& address) { return !contains(own, address); });
   return out;
 }
 

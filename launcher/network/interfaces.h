@@ -12,18 +12,17 @@ namespace muster::launcher {
 
 struct InterfaceAddress {
   std::string interface;
-  std::string address;  // numeric, without a scope
+  std::string address;  // numeric
 };
 
-/// Of the interfaces that are up, in the kernel's order. Empty if the kernel cannot say.
+/// Of the interfaces that are up, in the kernel's order; without IPv6 link-local ones, which lead nowhere
+/// without the name of an interface on the other host. Empty if the kernel cannot say.
 [[nodiscard]] std::vector<InterfaceAddress> interface_addresses();
 
 /// The address this host has towards `destination` (numeric); empty: no route, or a name.
 [[nodiscard]] std::string source_address(const std::string& destination);
 
 [[nodiscard]] bool is_loopback(std::string_view host);
-/// fe80::/10
-[[nodiscard]] bool is_v6_link_local(std::string_view address);
 /// An address, not a name.
 [[nodiscard]] bool is_numeric_address(const std::string& host);
 /// An IPv6 address as the kernel writes it, in which form this host's own addresses are known. Other texts
@@ -47,8 +46,7 @@ struct AddressChoice {
 inline constexpr std::size_t kMaxOffered = 16;
 
 /// `offered` in the order in which this host tries them: an address that it has itself, as a bridge's on
-/// every host, leads elsewhere only by mistake and comes last. IPv6 link-local ones get each interface's
-/// scope.
+/// every host, leads elsewhere only by mistake and comes last.
 [[nodiscard]] std::vector<std::string> addresses_to_try(const std::vector<std::string>& offered,
                                                         const std::vector<InterfaceAddress>& own);
 

@@ -11,15 +11,6 @@ namespace muster::launcher {
 
 namespace {
 
-/// A link-local address means nothing without its interface.
-std::string scoped(const std::string& address, const std::string& interface) {
-  return is_v6_link_local(address) ? address + "%" + interface : address;
-}
-
-std::string without_scope(const std::string& address) {
-  return address.substr(0, address.find('%'));
-}
-
 /// As given.
 std::string option_text(const ElasticJob& job) {
   return is_numeric_address(job.local_addr) ? "--local-addr=" + job.local_addr : "--iface=" + job.interface;
@@ -37,8 +28,7 @@ std::vector<std::string> listening_addresses(const ElasticJob& job, const std::v
   std::vector<std::string> out;
   if (!is_confined(job)) return out;
   for (const std::string& address : offered)
-    if (const std::string interface = interface_of(own, canonical_address(address)); !interface.empty())
-      out.push_back(scoped(address, interface));
+    if (!interface_of(own, canonical_address(address)).empty()) out.push_back(address);
   return out;
 }
 
@@ -53,8 +43,7 @@ std::optional<std::string> unconfined_text(const ElasticJob& job, const std::vec
 std::vector<std::string> addresses_at(const std::string& place, std::vector<std::string> chosen,
                                       const std::vector<InterfaceAddress>& own) {
   if (chosen.empty()) return chosen;
-  const std::string interface = interface_of(own, canonical_address(place));
-  if (!interface.empty()) chosen = {scoped(place, interface)};
+  if (!interface_of(own, canonical_address(place)).empty()) chosen = {place};
   return chosen;
 }
 
@@ -64,15 +53,13 @@ std::vector<std::string> further_addresses(const std::vector<std::string>& found
   std::vector<std::string> out;
   if (chosen.empty()) return out;
   for (const std::string& address : found) {
-    if (std::any_of(chosen.begin(), chosen.end(), [&](const auto& one) {
-          return canonical_address(without_scope(one)) == without_scope(address);
-        }))
+    if (std::any_of(chosen.begin(), chosen.end(),
+                    [&](const auto& one) { return canonical_address(one) == address; }))
       return {};
-    const std::string interface = interface_of(own, without_scope(address));
     // As hosts take their own names to be. All of 127.0.0.0/8 is this host's.
-    const bool wanted = is_loopback(address) ? is_loopback(chosen.front()) : !interface.empty();
-    const std::string at = scoped(without_scope(address), interface);
-    if (wanted && std::find(out.begin(), out.end(), at) == out.end()) out.push_back(at);
+    const bool wanted =
+        is_loopback(address) ? is_loopback(chosen.front()) : !interface_of(own, address).empty();
+    if (wanted && std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
   }
   return out;
 }
@@ -81,7 +68,7 @@ std::string name_warning(const std::string& place, const std::vector<std::string
                          const std::vector<std::string>& chosen, const ElasticJob& job,
                          const std::vector<InterfaceAddress>& own) {
   if (chosen.empty() || found.empty() || is_loopback(chosen.front())) return {};
-  const std::string there = without_scope(chosen.front());
+  const std::string& there = chosen.front();
   const std::string instead = fmt::format("name {} to all nodes instead of {}", there, place);
   if (std::all_of(found.begin(), found.end(), is_loopback))
     return fmt::format(
@@ -93,7 +80,7 @@ std::string name_warning(const std::string& place, const std::vector<std::string
   return fmt::format(
       "{} is {} ({}) on this host, where the other nodes look for the coordinator: it listens there in spite "
       "of {}; {}",
-      place, further.front(), interface_of(own, without_scope(further.front())), option_text(job), instead);
+      place, further.front(), interface_of(own, further.front()), option_text(job), instead);
 }
 
 Result<net::Listener> listen_at(const std::vector<std::string>& addresses, std::uint16_t port,
