@@ -170,9 +170,12 @@ void WorkerStore::find_route() {
   route_.reset();
   const bool first = assignment_.group_rank == 0;
   // One interface is the route of whoever has, or was told to offer, no other.
-  const auto only = only_interface(own_, offered_);
+  const std::string interface = interface_of(own_, offered_.front());
+  const bool only = std::all_of(offered_.begin(), offered_.end(), [&](const auto& address) {
+    return interface_of(own_, address) == interface;
+  });
   if (first && (only || assignment_.peer_addresses.empty())) {
-    route_ = {only ? *only : interface_of(own_, offered_.front()), offered_.front()};
+    route_ = {interface, offered_.front()};
     return finish_if_complete();
   }
   net::AddressRace::Options options;

@@ -119,17 +119,6 @@ std::string interface_of(const std::vector<InterfaceAddress>& all, std::string_v
   return found == all.end() ? std::string() : found->interface;
 }
 
-std::optional<std::string> only_interface(const std::vector<InterfaceAddress>& all,
-                                          const std::vector<std::string>& addresses) {
-  std::optional<std::string> out;
-  for (const std::string& address : addresses) {
-    std::string interface = interface_of(all, address);
-    if (out && *out != interface) return std::nullopt;
-    out = std::move(interface);
-  }
-  return out;
-}
-
 std::string interface_towards(const std::vector<std::string>& offered,
                               const std::vector<InterfaceAddress>& own) {
   for (const std::string& address : addresses_to_try(offered, own))

@@ -3,7 +3,6 @@
 // kernel (getifaddrs, one unsent datagram for the route); the order is pure. No name is looked up.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,10 +51,6 @@ inline constexpr std::size_t kMaxOffered = 16;
 
 /// The interface that has the address; empty: none has.
 [[nodiscard]] std::string interface_of(const std::vector<InterfaceAddress>& all, std::string_view address);
-
-/// The interface that has all of these addresses; nothing: they are of several.
-[[nodiscard]] std::optional<std::string> only_interface(const std::vector<InterfaceAddress>& all,
-                                                        const std::vector<std::string>& addresses);
 
 /// The interface by which the kernel would send to the first of another node's addresses to which there is a
 /// route; empty: to none.

@@ -55,14 +55,6 @@ TEST_CASE("loopback is offered where there is nothing else, and no list is endle
   REQUIRE(offered_addresses(many, {}).size() == kMaxOffered);
 }
 
-TEST_CASE("addresses of one interface leave no choice") {
-  const std::vector<InterfaceAddress> own = {{"eth0", "10.0.0.4"}, {"eth0", "fd00::4"}, {"ib0", "10.1.0.4"}};
-  REQUIRE(only_interface(own, {"10.0.0.4", "fd00::4"}) == "eth0");
-  REQUIRE_FALSE(only_interface(own, {"10.0.0.4", "10.1.0.4"}));
-  REQUIRE(only_interface(own, {"1.2.3.4"}) == "");
-  REQUIRE_FALSE(only_interface(own, {}));
-}
-
 TEST_CASE("an address that this host has too is tried last") {
   REQUIRE(addresses_to_try({"172.17.0.1", "10.0.0.5", "192.168.1.5"}, kHost) ==
           Addresses{"10.0.0.5", "192.168.1.5", "172.17.0.1"});
