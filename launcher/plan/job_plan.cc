@@ -92,11 +92,6 @@ Result<Hardware> read_hardware(const Environment& environment) {
   return out;
 }
 
-Result<int> count_chosen(const Options& options) {
-  MUSTER_TRY(const auto entries, split_gpu_list(options.gpus));
-  return static_cast<int>(entries.size());
-}
-
 Result<void> plan_placement(const Options& options, const Environment& environment,
                             const std::function<Result<Hardware>()>& hardware, Job& job) {
   PlacementRequest request;
@@ -318,19 +313,16 @@ Result<void> plan_restarts(const Options& options, Job& job) {
   return {};
 }
 
-}  // namespace
-
-Result<int> resolve_nproc(std::optional<std::string_view> text, const std::function<int()>& gpu_count,
+/// How many workers a node gets. `text`: a number, "auto", "gpu" or "cpu"; nothing: one per GPU, else 1,
+/// where torchrun's default is 1. The counts are asked for only when needed. Source: torch/distributed/run.py
+/// (determine_local_world_size).
+Result<int> resolve_nproc(const std::optional<std::string>& text, const std::function<int()>& gpu_count,
                           const std::function<int()>& cpu_count) {
   if (!text) return std::max(1, gpu_count());
   if (*text == "cpu") return cpu_count();
-  if (*text == "auto") {
-    const int gpus = gpu_count();
-    return gpus > 0 ? gpus : cpu_count();
-  }
-  if (*text == "gpu") {
-    const int gpus = gpu_count();
-    if (gpus > 0) return gpus;
+  if (*text == "auto" || *text == "gpu") {
+    if (const int gpus = gpu_count(); gpus > 0) return gpus;
+    if (*text == "auto") return cpu_count();
     return usage(
         "--nproc-per-node=gpu: this node has no GPU that the NVIDIA driver or CUDA_VISIBLE_DEVICES shows; "
         "use auto, cpu or a number");
@@ -340,6 +332,8 @@ Result<int> resolve_nproc(std::optional<std::string_view> text, const std::funct
     return usage("--nproc-per-node={} is neither a number from 1 to 65536 nor auto, gpu or cpu", *text);
   return static_cast<int>(*workers);
 }
+
+}  // namespace
 
 Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
   std::optional<SlurmStep> step;
@@ -382,7 +376,8 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   MUSTER_TRY(job.command, resolve_program(options, environment));
   int chosen = 0;
   if (!options.gpus.empty()) {
-    MUSTER_TRY(chosen, count_chosen(options));
+    MUSTER_TRY(const auto entries, split_gpu_list(options.gpus));
+    chosen = static_cast<int>(entries.size());
   }
   const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
   MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));

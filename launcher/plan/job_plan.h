@@ -42,9 +42,6 @@ struct Hardware {
 [[nodiscard]] Result<void> plan_placement(const Options& options, const Environment& environment,
                                           const std::function<Result<Hardware>()>& hardware, Job& job);
 
-/// Workers that --gpus stands for: one per entry. kInvalidArgument: not a list of GPUs.
-[[nodiscard]] Result<int> count_chosen(const Options& options);
-
 struct Machine {
   std::function<int()> gpu_count;
   std::function<int()> cpu_count;
@@ -56,13 +53,6 @@ struct Machine {
   std::function<int()> listed_gpus = {};            // likewise
   std::function<CpuBudget()> cpu_budget = {};       // cores.h; nothing: unlimited
 };
-
-/// How many workers a node gets. `text`: a number, "auto", "gpu" or "cpu"; nothing: one per GPU, else 1,
-/// where torchrun's default is 1. The counts are asked for only when needed. Source: torch/distributed/run.py
-/// (determine_local_world_size).
-[[nodiscard]] Result<int> resolve_nproc(std::optional<std::string_view> text,
-                                        const std::function<int()>& gpu_count,
-                                        const std::function<int()>& cpu_count);
 
 /// kInvalidArgument: usage. kNotFound, kUnsupported: the program.
 [[nodiscard]] Result<Job> plan_job(const Options& given, const Environment& environment,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <initializer_list>
 #include <limits>
 #include <tuple>
 #include <unistd.h>
@@ -27,6 +28,61 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::string_view kNodeRank = "NODE_RANK";  // Lightning's name for GROUP_RANK
+constexpr std::size_t kLongestCommand = 600;
+
+/// One line of text; `keep` says which of the given options are in it.
+std::string render(const Options& options, const std::function<bool(std::string_view)>& keep,
+                   std::string_view added) {
+  std::string out = "muster";
+  const bool counted_by_srun = options.nnodes.find(':') == std::string::npos;
+  for (const std::string& word : option_words(options, [&](std::string_view name) {
+         return keep(name) && !(name == "nnodes" && counted_by_srun);
+       }))
+    out += " " + shell_word(word);
+  if (!added.empty()) out += fmt::format(" {}", added);
+  out.append(" ").append(shell_word(options.program));
+  for (const std::string& argument : options.arguments) out.append(" ").append(shell_word(argument));
+  if (out.size() > kLongestCommand) out.replace(kLongestCommand, std::string::npos, " ...");
+  return out;
+}
+
+/// `muster` with what was given, less --nnodes=N (srun says it) and the options in `without`, then `added`
+/// and the program, quoted for a shell. One line; a very long one is cut.
+std::string command_text(const Options& options, std::initializer_list<std::string_view> without,
+                         std::string_view added = {}) {
+  const auto keep = [&](std::string_view name) {
+    return std::find(without.begin(), without.end(), name) == without.end();
+  };
+  return render(options, keep, added);
+}
+
+/// Whether the option of this name means something for --exec, or nothing for the agent either.
+bool works_without_agent(std::string_view name) {
+  const auto row = find_option(name);
+  return row && (*row)->is(kForExec | kNoEffect);
+}
+
+/// The same program with a task per worker: `muster --exec`, and what was given of the options that work
+/// without an agent.
+std::string exec_command_text(const Options& options) {
+  const auto keep = [](std::string_view name) {
+    return works_without_agent(name) && name != "exec" && name != "nnodes" && name != "nproc-per-node" &&
+           name != "node-rank";
+  };
+  return render(options, keep, "--exec");
+}
+
+/// srun with one task on each of `nodes` nodes, which has all CPUs there. `outlives_nodes`: the step goes on
+/// without a node that is lost, else a task that fails ends it.
+std::vector<std::string> srun_words(const SlurmAllocation& allocation, int nodes, bool outlives_nodes) {
+  const std::string count = std::to_string(nodes);
+  std::vector<std::string> out = {"srun", "-N", count, "-n", count, "--ntasks-per-node=1"};
+  if (allocation.cpus > 0 && !allocation.other_cpus)
+    out.push_back(fmt::format("--cpus-per-task={}", allocation.cpus));
+  if (outlives_nodes) out.emplace_back("--no-kill");
+  out.emplace_back(outlives_nodes ? "--kill-on-bad-exit=0" : "--kill-on-bad-exit=1");
+  return out;
+}
 
 /// What the step says otherwise: the first such option, and the command that fits.
 Result<void> check_counts(const Options& options, const SlurmStep& step) {
@@ -119,24 +175,6 @@ Error execute(const ExecPlan& plan) {
 
 namespace {
 
-constexpr std::size_t kLongestCommand = 600;
-
-/// One line of text; `keep` says which of the given options are in it.
-std::string render(const Options& options, const std::function<bool(std::string_view)>& keep,
-                   std::string_view added) {
-  std::string out = "muster";
-  const bool counted_by_srun = options.nnodes.find(':') == std::string::npos;
-  for (const std::string& word : option_words(options, [&](std::string_view name) {
-         return keep(name) && !(name == "nnodes" && counted_by_srun);
-       }))
-    out += " " + shell_word(word);
-  if (!added.empty()) out += fmt::format(" {}", added);
-  out.append(" ").append(shell_word(options.program));
-  for (const std::string& argument : options.arguments) out.append(" ").append(shell_word(argument));
-  if (out.size() > kLongestCommand) out.replace(kLongestCommand, std::string::npos, " ...");
-  return out;
-}
-
 constexpr std::string_view kSrun = "srun";
 
 /// Of a step with a task per worker, which srun takes from the environment where its command line says
@@ -184,27 +222,6 @@ Result<int> count_nodes(const Options& options, const SlurmAllocation& allocatio
 
 }  // namespace
 
-std::string command_text(const Options& options, std::initializer_list<std::string_view> without,
-                         std::string_view added) {
-  const auto keep = [&](std::string_view name) {
-    return std::find(without.begin(), without.end(), name) == without.end();
-  };
-  return render(options, keep, added);
-}
-
-std::string exec_command_text(const Options& options) {
-  const auto keep = [](std::string_view name) {
-    return works_without_agent(name) && name != "exec" && name != "nnodes" && name != "nproc-per-node" &&
-           name != "node-rank";
-  };
-  return render(options, keep, "--exec");
-}
-
-bool works_without_agent(std::string_view name) {
-  const auto row = find_option(name);
-  return row && (*row)->is(kForExec | kNoEffect);
-}
-
 std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environment) {
   const auto number = [&](std::string_view name, std::int64_t min, std::int64_t max) {
     return parse_integer(name, lookup(environment, name).value_or(""), min, max);
@@ -219,16 +236,6 @@ std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environm
     if (const auto cpus = expand_task_counts(*text)) out.cpus = *std::min_element(cpus->begin(), cpus->end());
   out.het_job = lookup(environment, "SLURM_HET_SIZE").has_value();
   out.other_cpus = lookup(environment, "SLURM_HINT") || lookup(environment, "SLURM_THREADS_PER_CORE");
-  return out;
-}
-
-std::vector<std::string> srun_words(const SlurmAllocation& allocation, int nodes, bool outlives_nodes) {
-  const std::string count = std::to_string(nodes);
-  std::vector<std::string> out = {"srun", "-N", count, "-n", count, "--ntasks-per-node=1"};
-  if (allocation.cpus > 0 && !allocation.other_cpus)
-    out.push_back(fmt::format("--cpus-per-task={}", allocation.cpus));
-  if (outlives_nodes) out.emplace_back("--no-kill");
-  out.emplace_back(outlives_nodes ? "--kill-on-bad-exit=0" : "--kill-on-bad-exit=1");
   return out;
 }
 

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -55,11 +54,6 @@ struct SlurmAllocation {
 /// Nothing outside of a Slurm job.
 [[nodiscard]] std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environment);
 
-/// srun with one task on each of `nodes` nodes, which has all CPUs there. `outlives_nodes`: the step goes on
-/// without a node that is lost, else a task that fails ends it.
-[[nodiscard]] std::vector<std::string> srun_words(const SlurmAllocation& allocation, int nodes,
-                                                  bool outlives_nodes);
-
 /// For a process of this job that is no task of a step and was told nothing of nodes: the others stay idle.
 /// Empty: there are none.
 [[nodiscard]] std::string idle_nodes_warning(const SlurmAllocation& allocation, const Options& options);
@@ -76,19 +70,6 @@ struct SlurmAllocation {
 
 /// For --dry-run: the command, quoted for a shell, and what is taken out of the environment.
 [[nodiscard]] std::string srun_plan_text(const ExecPlan& plan);
-
-/// `muster` with what was given, less --nnodes=N (srun says it) and the options in `without`, then `added`
-/// and the program, quoted for a shell. One line; a very long one is cut.
-[[nodiscard]] std::string command_text(const Options& options,
-                                       std::initializer_list<std::string_view> without,
-                                       std::string_view added = {});
-
-/// The same program with a task per worker: `muster --exec`, and what was given of the options that work
-/// without an agent.
-[[nodiscard]] std::string exec_command_text(const Options& options);
-
-/// Whether the option of this name means something for --exec, or nothing for the agent either.
-[[nodiscard]] bool works_without_agent(std::string_view name);
 
 // Step options: what the command line leaves open, filled in from the Slurm step that this process is a task
 // of, so that `srun -N 2 --ntasks-per-node=1 muster train.py` needs no --nnodes, --node-rank or endpoint.
