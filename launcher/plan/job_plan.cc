@@ -384,7 +384,8 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   job.gpu_node = machine.gpu_driver;
   const CpuBudget budget = machine.cpu_budget ? machine.cpu_budget() : CpuBudget{};
   job.cpu_quota_limited = budget.quota_limits();
-  if (!options.oversubscribe) add_warning(job, cpu_shortage(budget, job.local_world_size, step, allocation));
+  if (!options.oversubscribe)
+    add_warning(job, cpu_shortage(budget, job.local_world_size, step || allocation));
   if (machine.core_count && (job.local_world_size > 1 || job.cpu_quota_limited) &&
       !lookup(environment, env::kOmpNumThreads)) {
     const int cores = machine.core_count();

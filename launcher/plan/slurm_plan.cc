@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "launcher/cli/option_table.h"
 #include "launcher/cli/rdzv_conf.h"
@@ -241,33 +240,20 @@ std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environm
 
 std::string idle_nodes_warning(const SlurmAllocation& allocation, const Options& options) {
   if (allocation.nodes == 1) return {};
-  const bool spares = options.spares > 0;
   return fmt::format(
-      "Slurm gave this job {} nodes, but without srun only this node takes part; run: {} {}; or run muster "
-      "--srun with the same options, which does that; give --standalone if one node is intended",
-      allocation.nodes, fmt::join(srun_words(allocation, allocation.nodes, spares), " "),
-      command_text(options, {}));
+      "Slurm gave this job {} nodes, but without srun only this node takes part; run: {}; or give "
+      "--standalone if one node is intended",
+      allocation.nodes, command_text(options, {}, "--srun"));
 }
 
-std::string cpu_shortage(const CpuBudget& budget, int workers, const std::optional<SlurmStep>& step,
-                         const std::optional<SlurmAllocation>& allocation) {
+std::string cpu_shortage(const CpuBudget& budget, int workers, bool in_slurm) {
   const int usable = budget.usable();
   if (usable <= 0 || workers <= usable || usable >= budget.online) return {};
-  std::string out = fmt::format("{} workers share {} of the node's {} CPUs", workers, usable, budget.online);
-  if (step) {
-    const int share = allocation ? allocation->cpus / step->local_tasks() : 0;
-    out += "; this task is limited to them; ";
-    return out +
-           (share > usable
-                ? fmt::format("the job has {0} CPUs for it on this node; run srun --cpus-per-task={0}", share)
-                : fmt::format("ask sbatch and srun for more, as in srun --cpus-per-task={}", workers));
-  }
-  if (allocation)
-    return out + fmt::format("; the Slurm job has no more on this node; ask sbatch for --cpus-per-task={}",
-                             workers);
-  return out + fmt::format("; the {} allows no more; give --oversubscribe if that is intended",
-                           budget.quota_limits() ? "CPU time of the control group"
-                                                 : "affinity mask (taskset, cpuset)");
+  return fmt::format("{} workers share {} of the node's {} CPUs; {}", workers, usable, budget.online,
+                     in_slurm ? fmt::format("ask both sbatch and srun for --cpus-per-task={}", workers)
+                              : fmt::format("the {} allows no more; give --oversubscribe if that is intended",
+                                            budget.quota_limits() ? "CPU time of the control group"
+                                                                  : "affinity mask (taskset, cpuset)"));
 }
 
 Result<ExecPlan> plan_srun(const Options& options, const Environment& environment, std::string_view muster) {

@@ -60,9 +60,7 @@ struct SlurmAllocation {
 
 /// For more workers than CPUs that this process may use, while the node has more: one line that says how few
 /// there are and where more come from. Empty: enough, or all that the node has, which is the user's choice.
-[[nodiscard]] std::string cpu_shortage(const CpuBudget& budget, int workers,
-                                       const std::optional<SlurmStep>& step,
-                                       const std::optional<SlurmAllocation>& allocation);
+[[nodiscard]] std::string cpu_shortage(const CpuBudget& budget, int workers, bool in_slurm);
 
 /// `muster`: the path under which the nodes find this program.
 [[nodiscard]] Result<ExecPlan> plan_srun(const Options& options, const Environment& environment,

@@ -13,7 +13,7 @@ from tell_tasks import column, told
 
 def own_srun(out):
     """The command that a warning gives, as words, with this build's muster."""
-    found = re.search(r"run: (srun .*?); or run muster --srun", out)
+    found = re.search(r"run: (muster .*?); or give --standalone", out)
     assert found, out
     return shlex.join(str(MUSTER) if word == "muster" else word for word in shlex.split(found[1]))
 
@@ -98,4 +98,4 @@ def test_workers_that_share_the_cpu_of_a_task_are_told_what_srun_needs(slurm):
     done = slurm.run("srun", "-N1", "-n1", "taskset", "-c", cpu, MUSTER, "--nproc-per-node=4", "true")
     assert done.returncode == 0, done.stderr
     assert "4 workers share 1 of the node's" in done.stderr
-    assert "srun --cpus-per-task=8" in done.stderr
+    assert "ask both sbatch and srun for --cpus-per-task=4" in done.stderr

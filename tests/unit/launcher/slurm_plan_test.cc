@@ -104,11 +104,8 @@ TEST_CASE("a batch script of several nodes is told how to use all of them") {
   REQUIRE(said.size() == 1);
   REQUIRE(contains(said[0],
                    "Slurm gave this job 2 nodes, but without srun only this node takes part; run: "
-                   "srun -N 2 -n 2 --ntasks-per-node=1 --cpus-per-task=8 --kill-on-bad-exit=1 muster "
-                   "--nproc-per-node=4 true 'it'\\''s' --dry-run; or run muster --srun"));
+                   "muster --nproc-per-node=4 --srun true 'it'\\''s' --dry-run; or give --standalone"));
   REQUIRE_FALSE(contains(said[0], "\n"));
-  // srun would count cores, the job counts hardware threads.
-  REQUIRE_FALSE(contains(warnings({}, with("SLURM_HINT", "nomultithread"))[0], "--cpus-per-task"));
   REQUIRE(warnings({}, with("SLURM_HET_SIZE", "2")).size() == 1);
 }
 
@@ -141,29 +138,20 @@ TEST_CASE("no-slurm leaves a step aside, for several nodes given by hand too") {
 }
 
 TEST_CASE("more workers than the CPUs that were left to this process are said, with where more are") {
-  const std::optional<SlurmAllocation> job = read_slurm_allocation(batch_script());
-  const std::optional<SlurmStep> step = *read_slurm_step(task());
   const CpuBudget one{.online = 64, .allowed = 1};
-  REQUIRE(
-      cpu_shortage(one, 8, step, job) ==
-      "8 workers share 1 of the node's 64 CPUs; this task is limited to them; the job has 8 CPUs for it on "
-      "this node; run srun --cpus-per-task=8");
-  const auto small = read_slurm_allocation(with("SLURM_JOB_CPUS_PER_NODE", "1(x2)"));
-  REQUIRE(contains(cpu_shortage(one, 8, step, small),
-                   "ask sbatch and srun for more, as in srun --cpus-per-task=8"));
-  REQUIRE(contains(cpu_shortage(one, 8, step, {}), "srun --cpus-per-task=8"));
-  REQUIRE(contains(cpu_shortage(one, 8, {}, job), "ask sbatch for --cpus-per-task=8"));
-  REQUIRE(contains(cpu_shortage(one, 8, {}, {}), "the affinity mask (taskset, cpuset) allows no more"));
+  REQUIRE(cpu_shortage(one, 8, true) ==
+          "8 workers share 1 of the node's 64 CPUs; ask both sbatch and srun for --cpus-per-task=8");
+  REQUIRE(contains(cpu_shortage(one, 8, false), "the affinity mask (taskset, cpuset) allows no more"));
   const CpuBudget quota{.online = 64, .allowed = 64, .quota = 4};
-  REQUIRE(contains(cpu_shortage(quota, 8, {}, {}),
+  REQUIRE(contains(cpu_shortage(quota, 8, false),
                    "8 workers share 4 of the node's 64 CPUs; the CPU time of the control group"));
 }
 
 TEST_CASE("enough CPUs, all of the node's and --oversubscribe are no shortage") {
-  REQUIRE(cpu_shortage({.online = 64, .allowed = 8}, 8, {}, {}).empty());
-  REQUIRE(cpu_shortage({.online = 2, .allowed = 2}, 8, {}, {}).empty());
-  REQUIRE(cpu_shortage({.online = 2, .allowed = 2, .quota = 4}, 8, {}, {}).empty());
-  REQUIRE(cpu_shortage({}, 8, {}, {}).empty());
+  REQUIRE(cpu_shortage({.online = 64, .allowed = 8}, 8, false).empty());
+  REQUIRE(cpu_shortage({.online = 2, .allowed = 2}, 8, false).empty());
+  REQUIRE(cpu_shortage({.online = 2, .allowed = 2, .quota = 4}, 8, false).empty());
+  REQUIRE(cpu_shortage({}, 8, false).empty());
   const CpuBudget one{.online = 4, .allowed = 1};
   const Environment plain{{"PATH", "/usr/bin:/bin"}};
   REQUIRE(planned({"--nproc-per-node=2"}, plain, one).warnings.size() == 1);
@@ -195,6 +183,9 @@ TEST_CASE("the option --srun becomes srun with an agent on each node, which has 
                    "/opt/muster --module --nnodes=1:9 -- true"));
   REQUIRE(contains(slurm.command({"--srun", "--spares=1"}), "srun -N 2 -n 2 "));
   REQUIRE(contains(slurm.command({"--srun", "--role="}), " --role= -- true"));
+  // srun would count cores, the job counts hardware threads.
+  slurm.environment["SLURM_HINT"] = "nomultithread";
+  REQUIRE_FALSE(contains(slurm.command({"--srun"}), "--cpus-per-task"));
 
   for (const char* name : {"PET_SRUN", "SLURM_GPUS_PER_TASK", "SRUN_CPUS_PER_TASK"})
     slurm.environment[name] = "1";
