@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <initializer_list>
-#include <limits>
 #include <tuple>
 #include <unistd.h>
 
@@ -45,14 +43,11 @@ std::string render(const Options& options, const std::function<bool(std::string_
   return out;
 }
 
-/// `muster` with what was given, less --nnodes=N (srun says it) and the options in `without`, then `added`
-/// and the program, quoted for a shell. One line; a very long one is cut.
-std::string command_text(const Options& options, std::initializer_list<std::string_view> without,
-                         std::string_view added = {}) {
-  const auto keep = [&](std::string_view name) {
-    return std::find(without.begin(), without.end(), name) == without.end();
-  };
-  return render(options, keep, added);
+/// `muster` with what was given, less --nnodes=N (srun says it) and the option `without`, then `added` and
+/// the program, quoted for a shell. One line; a very long one is cut.
+std::string command_text(const Options& options, std::string_view without = {}, std::string_view added = {}) {
+  return render(
+      options, [&](std::string_view name) { return name != without; }, added);
 }
 
 /// Whether the option of this name means something for --exec, or nothing for the agent either.
@@ -204,7 +199,7 @@ Result<void> check(const Options& options, const Environment& environment) {
     return usage(
         "--srun is for a batch script, but this process is task {} of {} of Slurm's step {}; "
         "leave --srun out: srun {}",
-        step->task, step->num_tasks, step->id(), command_text(options, {kSrun}));
+        step->task, step->num_tasks, step->id(), command_text(options, kSrun));
   return {};
 }
 
@@ -222,14 +217,9 @@ Result<int> count_nodes(const Options& options, const SlurmAllocation& allocatio
 }  // namespace
 
 std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environment) {
-  const auto number = [&](std::string_view name, std::int64_t min, std::int64_t max) {
-    return parse_integer(name, lookup(environment, name).value_or(""), min, max);
-  };
-  const auto job = number("SLURM_JOB_ID", 0, std::numeric_limits<std::uint32_t>::max());
-  const auto nodes = number("SLURM_JOB_NUM_NODES", 1, kMaxHosts);
-  if (!job || !nodes) return std::nullopt;
+  const auto nodes = parse_integer("", lookup(environment, "SLURM_JOB_NUM_NODES").value_or(""), 1, kMaxHosts);
+  if (!lookup(environment, "SLURM_JOB_ID") || !nodes) return std::nullopt;
   SlurmAllocation out;
-  out.job = static_cast<std::uint32_t>(*job);
   out.nodes = static_cast<int>(*nodes);
   if (const auto text = lookup(environment, "SLURM_JOB_CPUS_PER_NODE"))
     if (const auto cpus = expand_task_counts(*text)) out.cpus = *std::min_element(cpus->begin(), cpus->end());
@@ -263,7 +253,7 @@ Result<ExecPlan> plan_srun(const Options& options, const Environment& environmen
     return usage(
         "--srun needs a Slurm job, and there is none; run: srun -N NODES --ntasks-per-node=1 {}, "
         "or submit this script with sbatch",
-        command_text(options, {kSrun}));
+        command_text(options, kSrun));
   if (allocation->het_job)
     return usage(
         "--srun: a heterogeneous job has several parts, and srun starts one; call srun for each of them, "
@@ -354,7 +344,7 @@ Result<void> check_node_rank(const Options& options, const SlurmStep& step) {
   return usage(
       "--node-rank={}, but this is task {} of the step; leave --node-rank out: each task knows its rank (a "
       "variable on srun's command line has one value for all tasks): {} {}",
-      *options.node_rank, step.task, per_node(step.num_nodes()), command_text(options, {"node-rank"}));
+      *options.node_rank, step.task, per_node(step.num_nodes()), command_text(options, "node-rank"));
 }
 
 Result<void> place(Options& options, const SlurmStep& step) {

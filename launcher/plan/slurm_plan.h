@@ -7,7 +7,6 @@
 // VARIABLES; srun(1).
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -43,7 +42,6 @@ struct ExecPlan {
 [[nodiscard]] Error execute(const ExecPlan& plan);
 
 struct SlurmAllocation {
-  std::uint32_t job = 0;
   int nodes = 1;
   int cpus = 0;  // of the node that has the fewest; 0: not told
   bool het_job = false;

@@ -91,7 +91,7 @@ struct FakeSrun {
 
 TEST_CASE("a job is known from its batch script by its nodes and the fewest CPUs of one") {
   REQUIRE_FALSE(read_slurm_allocation({}));
-  REQUIRE(read_slurm_allocation(batch_script()) == SlurmAllocation{.job = 77, .nodes = 2, .cpus = 8});
+  REQUIRE(read_slurm_allocation(batch_script()) == SlurmAllocation{.nodes = 2, .cpus = 8});
   REQUIRE(read_slurm_allocation(with("SLURM_JOB_CPUS_PER_NODE", "8(x3),2,64"))->cpus == 2);
   REQUIRE(read_slurm_allocation(with("SLURM_JOB_CPUS_PER_NODE", "many"))->cpus == 0);
   REQUIRE(read_slurm_allocation(with("SLURM_HET_SIZE", "2"))->het_job);
