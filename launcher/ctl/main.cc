@@ -97,12 +97,12 @@ Result<long long> beginning_of_last_lines(const std::string& path, std::size_t l
 }
 
 struct Jobs {
-  std::vector<std::string> directories;
+  std::string directory;
   std::vector<JobRecord> entries;  // the state of those whose agent is gone without a word is "lost"
 
-  explicit Jobs(const Environment& environment) : directories(runtime_directories(environment)) {
+  explicit Jobs(const Environment& environment) : directory(runtime_directory(environment)) {
     std::vector<std::string> complaints;
-    entries = read_job_records(directories, complaints);
+    entries = read_job_records(directory, complaints);
     for (const std::string& text : complaints) complain("left out: " + text, 0);
     for (JobRecord& entry : entries)
       if (entry.state != "ended" && !is_alive(entry)) entry.state = "lost";
@@ -112,12 +112,8 @@ struct Jobs {
   [[nodiscard]] const JobRecord* find(const std::string& name) const {
     const JobRecord* out = nullptr;
     int matches = 0;
-    // Two directories may each have one of that name: what is alive counts, else the newest.
-    const JobRecord* exact = nullptr;
-    for (const JobRecord& entry : entries)
-      if (entry.name == name && (exact == nullptr || !is_alive(*exact))) exact = &entry;
-    if (exact != nullptr) return exact;
     for (const JobRecord& entry : entries) {
+      if (entry.name == name) return &entry;
       if (entry.name.rfind(name, 0) != 0) continue;
       out = &entry;
       ++matches;
@@ -213,8 +209,7 @@ int remove(const Jobs& jobs, const JobRecord& entry) {
     return complain(fmt::format("{} runs; musterctl stop {} ends it", entry.name, entry.name),
                     kExitStillRuns);
   std::error_code ignored;
-  for (const std::string& directory : jobs.directories)
-    std::filesystem::remove(fmt::format("{}/{}.json", directory, entry.name), ignored);
+  std::filesystem::remove(fmt::format("{}/{}.json", jobs.directory, entry.name), ignored);
   std::filesystem::remove(entry.output, ignored);
   return 0;
 }

@@ -67,9 +67,9 @@ Result<std::string> output_file(const std::string& name, const std::string& host
   return fmt::format("{}/{}@{}.log", directory, name, host);
 }
 
-std::optional<JobRecord> find(const std::vector<std::string>& directories, const std::string& name) {
+std::optional<JobRecord> find(const std::string& directory, const std::string& name) {
   std::vector<std::string> ignored;
-  for (JobRecord& record : read_job_records(directories, ignored))
+  for (JobRecord& record : read_job_records(directory, ignored))
     if (record.name == name && is_alive(record)) return std::move(record);
   return std::nullopt;
 }
@@ -173,9 +173,9 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   if (name.empty()) name = invent_name(job);
   if (!is_job_name(name))
     return usage("--job-name={}: 1 to 64 letters, digits, '.', '_' and '-', the first no '.' or '-'", name);
-  const auto directories = runtime_directories(environment);
-  MUSTER_OK(prepare_runtime_directory(directories[0]));
-  const std::string lock_path = directories[0] + "/.lock";
+  const std::string directory = runtime_directory(environment);
+  MUSTER_OK(prepare_runtime_directory(directory));
+  const std::string lock_path = directory + "/.lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock) return fail(errno_error("open " + lock_path, errno));
   const Instant until = SteadyClock::now() + kStartTimeout;
@@ -185,10 +185,10 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
                   fmt::format("{} is locked: another job is being started; try again", lock_path));
     ::poll(nullptr, 0, 10);  // others hold it for some milliseconds
   }
-  if (const auto other = find(directories, name))
+  if (const auto other = find(directory, name))
     return usage("--job-name={}: a job of this name runs already (pid {}); see musterctl status {}", name,
                  other->pid, name);
-  MUSTER_TRY(const std::string output, output_file(name, job.logs.hostname, directories[0], environment));
+  MUSTER_TRY(const std::string output, output_file(name, job.logs.hostname, directory, environment));
 
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe", errno));
@@ -213,8 +213,8 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   record.command.assign(command.begin(), command.end());
   record.output = output;
   record.began = std::time(nullptr);
-  MUSTER_OK(write_job_record(directories[0], record));
-  return DetachedJob(directories[0], std::move(record), std::move(writer));
+  MUSTER_OK(write_job_record(directory, record));
+  return DetachedJob(directory, std::move(record), std::move(writer));
 }
 
 }  // namespace muster::launcher

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <fcntl.h>
-#include <pwd.h>
 #include <sys/stat.h>
 #include <tuple>
 #include <unistd.h>
@@ -23,15 +22,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kMaxName = 64;
-
 constexpr std::size_t kMaxRecords = 10'000;
-
-/// Systemd empties the runtime directory when the user's last session ends, unless the user lingers.
-bool lingers() {
-  const passwd* user = ::getpwuid(::getuid());
-  return user != nullptr &&
-         ::access(fmt::format("/var/lib/systemd/linger/{}", user->pw_name).c_str(), F_OK) == 0;
-}
 
 Result<void> check_private(const std::string& path, int fd, mode_t kind) {
   struct stat info {};
@@ -100,15 +91,9 @@ bool is_job_name(std::string_view text) {
          std::all_of(text.begin(), text.end(), [&](char c) { return plain(c) || c == '.' || c == '-'; });
 }
 
-std::vector<std::string> runtime_directories(const Environment& environment) {
-  if (const auto set = lookup(environment, "MUSTER_RUNTIME_DIR"); set && !set->empty())
-    return {std::string(*set)};
-  const std::string temporary = fmt::format("/tmp/muster-{}", ::getuid());
-  std::string runtime(lookup(environment, "XDG_RUNTIME_DIR").value_or(""));
-  if (runtime.empty()) runtime = fmt::format("/run/user/{}", ::getuid());
-  if (::access(runtime.c_str(), W_OK | X_OK) != 0) return {temporary};
-  runtime += "/muster";
-  return lingers() ? std::vector{runtime, temporary} : std::vector{temporary, runtime};
+std::string runtime_directory(const Environment& environment) {
+  const auto set = lookup(environment, "MUSTER_RUNTIME_DIR");
+  return set && !set->empty() ? std::string(*set) : fmt::format("/tmp/muster-{}", ::getuid());
 }
 
 Result<void> prepare_runtime_directory(const std::string& directory) {
@@ -119,18 +104,16 @@ Result<void> prepare_runtime_directory(const std::string& directory) {
   return check_private(directory, opened.get(), S_IFDIR);
 }
 
-std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
-                                        std::vector<std::string>& errors) {
+std::vector<JobRecord> read_job_records(const std::string& directory, std::vector<std::string>& errors) {
   std::vector<JobRecord> out;
-  for (const std::string& directory : directories)
-    for (const std::string& name : list_directory(directory)) {
-      if (!name.ends_with(".json") || out.size() >= kMaxRecords) continue;
-      auto record = read_job_record(fmt::format("{}/{}", directory, name));
-      if (record)
-        out.push_back(*std::move(record));
-      else
-        errors.push_back(record.error().message);
-    }
+  for (const std::string& name : list_directory(directory)) {
+    if (!name.ends_with(".json") || out.size() >= kMaxRecords) continue;
+    auto record = read_job_record(fmt::format("{}/{}", directory, name));
+    if (record)
+      out.push_back(*std::move(record));
+    else
+      errors.push_back(record.error().message);
+  }
   std::sort(out.begin(), out.end(), [](const JobRecord& a, const JobRecord& b) {
     return std::tie(a.began, a.name) < std::tie(b.began, b.name);
   });

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // JobRecord: what a detached job says about itself so that musterctl finds it. A value and its JSON; the text
-// comes from a file, is capped and not trusted. And where records are: the user's runtime directory has one
+// comes from a file, is capped and not trusted. And where records are: a directory of the user has one
 // <name>.json of mode 0600 for each detached job, replaced as a whole whenever something changes, by the
 // job's agent alone. A record whose process is gone (compared by start time and boot, since numbers are used
 // again) is stale: "ended" if the agent still wrote so, else lost. What somebody else owns or can write to is
-// refused. Source: XDG Base Directory specification (XDG_RUNTIME_DIR), proc(5).
+// refused. Source: proc(5).
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,6 @@ struct JobRecord {
     int rank = 0;
     int pid = 0;
     std::string progress_file = {};  // empty: not known
-    friend bool operator==(const Worker&, const Worker&) = default;
   };
 
   std::string name;
@@ -46,8 +45,6 @@ struct JobRecord {
   std::vector<Worker> workers;  // of this node
   int exit_status = 0;          // when ended
   std::int64_t ended = 0;
-
-  friend bool operator==(const JobRecord&, const JobRecord&) = default;
 };
 
 inline constexpr std::size_t kMaxRecordBytes = 4 * 1024 * 1024;
@@ -59,16 +56,15 @@ inline constexpr std::size_t kMaxRecordBytes = 4 * 1024 * 1024;
 /// "train-3f9a.1", not "../x": 1 to 64 of letters, digits, '.', '_' and '-', the first no '.' or '-'.
 [[nodiscard]] bool is_job_name(std::string_view text);
 
-/// Where records are looked for, the first being where new ones go. $MUSTER_RUNTIME_DIR alone if that is set;
-/// else the user's runtime directory, but for new ones only if it outlives the login (systemd's lingering),
-/// since it is emptied at logout otherwise, and /tmp/muster-<uid>.
-[[nodiscard]] std::vector<std::string> runtime_directories(const Environment& environment);
+/// Where records are: $MUSTER_RUNTIME_DIR, else /tmp/muster-<uid>. Not $XDG_RUNTIME_DIR, which is emptied
+/// when the user logs out.
+[[nodiscard]] std::string runtime_directory(const Environment& environment);
 
 /// Makes it (0700) if it is not there, and refuses one that others own or can write to.
 [[nodiscard]] Result<void> prepare_runtime_directory(const std::string& directory);
 
-/// All records of these directories, oldest first; what cannot be read is left out and named in `errors`.
-[[nodiscard]] std::vector<JobRecord> read_job_records(const std::vector<std::string>& directories,
+/// All records, oldest first; what cannot be read is left out and named in `errors`.
+[[nodiscard]] std::vector<JobRecord> read_job_records(const std::string& directory,
                                                       std::vector<std::string>& errors);
 /// Replaces <directory>/<name>.json atomically.
 [[nodiscard]] Result<void> write_job_record(const std::string& directory, const JobRecord& record);
