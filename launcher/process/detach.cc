@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/process/detach.h"
 
-#include <algorithm>
-#include <array>
 #include <ctime>
 #include <fcntl.h>
 #include <filesystem>
 #include <poll.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -22,28 +18,17 @@ namespace muster::launcher {
 namespace {
 
 constexpr Millis kStartTimeout{2'000};
-constexpr std::size_t kShownBytes = 64 * 1024;
+constexpr std::size_t kShownBytes = 1024 * 1024;
 constexpr char kRunning = 'r';
 constexpr char kEnded = 'e';  // the exit status follows
 
-/// "train-3f9a": from the program's name, so that a list can be read.
+/// "train-4711": from the program's name, so that a list can be read.
 std::string invent_name(const Job& job) {
   std::string stem = std::filesystem::path(job.command.title).stem().string().substr(0, 40);
   for (char& c : stem)
     if (!is_job_name(std::string("a") + c)) c = '_';
   if (!is_job_name(stem)) stem = "job" + stem;
-  std::array<unsigned char, 2> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) bytes.fill(0);
-  return fmt::format("{}-{:02x}{:02x}", stem, bytes[0], bytes[1]);
-}
-
-/// Names of jobs are nobody else's business. A directory that is not ours is left as it is: the files in it
-/// are private in any case.
-void keep_private(const std::string& directory) {
-  const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  struct stat info {};
-  if (opened && ::fstat(opened.get(), &info) == 0 && info.st_uid == ::getuid() && (info.st_mode & 077) != 0)
-    ::fchmod(opened.get(), 0700);
+  return fmt::format("{}-{}", stem, ::getpid());
 }
 
 /// On a disk: the runtime directory may be a small file system in memory.
@@ -63,7 +48,8 @@ Result<std::string> output_file(const std::string& name, const std::string& host
   std::filesystem::create_directories(directory, error);
   if (error)
     return fail(ErrorCode::kIo, fmt::format("create {} for the output: {}", directory, error.message()));
-  if (directory != runtime) keep_private(directory);
+  // Names of jobs are nobody else's business. The files are private in any case.
+  if (directory != runtime) std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
   return fmt::format("{}/{}@{}.log", directory, name, host);
 }
 
@@ -72,18 +58,6 @@ std::optional<JobRecord> find(const std::string& directory, const std::string& n
   for (JobRecord& record : read_job_records(directory, ignored))
     if (record.name == name && is_alive(record)) return std::move(record);
   return std::nullopt;
-}
-
-std::string last_bytes(const std::string& path) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat info {};
-  if (!file || ::fstat(file.get(), &info) != 0) return {};
-  std::string out(std::min<std::size_t>(kShownBytes, static_cast<std::size_t>(info.st_size)), '\0');
-  const ssize_t n = retry_eintr([&] {
-    return ::pread(file.get(), out.data(), out.size(), info.st_size - static_cast<off_t>(out.size()));
-  });
-  out.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return out;
 }
 
 /// The agent's exit status if it ends within kStartTimeout, or before it has said that the workers run.
@@ -108,9 +82,10 @@ int report(int status, const std::string& name, const std::string& output) {
     (void)write_all(STDOUT_FILENO, name + "\n");
     return kExitOk;
   }
-  (void)write_all(STDERR_FILENO, last_bytes(output));
+  (void)write_all(STDERR_FILENO, read_file(output, kShownBytes).value_or(""));
   (void)write_all(STDERR_FILENO,
-                  fmt::format("muster: {} ended within 2 s with exit status {}\n", name, status));
+                  fmt::format("muster: {} ended within 2 s with exit status {}; its output is in {}\n", name,
+                              status, output));
   return status;
 }
 
