@@ -28,11 +28,10 @@ enum class Group {
   kTorchrun
 };
 
-/// Where a value goes; its type says what a value may be. Nothing: a value that is refused in any case.
-using OptionTarget =
-    std::variant<std::monostate, bool Options::*, int Options::*, std::optional<int> Options::*,
-                 double Options::*, std::optional<double> Options::*, std::string Options::*,
-                 std::optional<std::string> Options::*>;
+/// Where a value goes; its type says what a value may be.
+using OptionTarget = std::variant<bool Options::*, int Options::*, std::optional<int> Options::*,
+                                  double Options::*, std::optional<double> Options::*, std::string Options::*,
+                                  std::optional<std::string> Options::*>;
 
 // Traits of an option.
 inline constexpr unsigned kOwn = 1;        // not torchrun's: gives way where a shortened name could be either
@@ -277,7 +276,7 @@ inline constexpr std::array kOptionTable = {
               kNoEffect | kChoice, "no effect: every worker is a new process"},
     OptionRow{"event-log-handler", 0, &Options::event_log_handler, "null|console|dynamic_rendezvous", "null",
               Group::kTorchrun, kNoEffect | kChoice, "no effect: use --events=FILE"},
-    OptionRow{"logs-specs", 0, std::monostate{}, "NAME", "", Group::kTorchrun, kTypedOnly | kRefused,
+    OptionRow{"logs-specs", 0, &Options::logs_specs, "NAME", "", Group::kTorchrun, kTypedOnly | kRefused,
               "not supported: it names a Python plug-in; use --log-dir, -r and -t"},
 };
 

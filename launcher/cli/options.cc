@@ -22,24 +22,20 @@ struct Value {
   std::string variable;  // "PET_X=text"; empty: it was typed
 };
 
-/// By option name. What is typed beats PET_* variables; what is in neither is not in the result, so that the
-/// defaults are those of the members of Options.
-Result<std::map<std::string, Value>> collect(const CommandLine& line, const Environment& environment) {
-  std::map<std::string, Value> out;
-  for (const GivenOption& given : line.options) out[std::string(given.row->name)] = {given.value, ""};
-  for (const OptionRow& row : kOptionTable) {
-    const std::string name(row.name), variable = row.variable();
-    if (row.is(kRefused) && out.contains(name)) return usage("--{} is {}", name, row.meaning);
-    if (variable.empty() || out.contains(name)) continue;
-    const auto text = lookup(environment, variable);
-    if (!text) continue;
-    if (!row.takes_value()) {
-      MUSTER_TRY(const std::int64_t on, parse_integer(variable, *text, INT32_MIN, INT32_MAX));
-      if (on == 0) continue;
-    }
-    out[name] = {row.takes_value() ? std::string(*text) : "", fmt::format("{}={}", variable, *text)};
-  }
-  return out;
+/// What is typed beats the PET_* variable. Nothing: the default stays.
+Result<std::optional<Value>> find_value(const OptionRow& row, const CommandLine& line,
+                                        const Environment& environment) {
+  std::optional<Value> typed;
+  for (const GivenOption& given : line.options)
+    if (given.row == &row) typed = {given.value, ""};
+  if (typed && row.is(kRefused)) return usage("--{} is {}", row.name, row.meaning);
+  const std::string variable = row.variable();
+  const auto text = typed || variable.empty() ? std::nullopt : lookup(environment, variable);
+  if (!text) return typed;
+  std::string source = fmt::format("{}={}", variable, *text);
+  if (row.takes_value()) return Value{std::string(*text), std::move(source)};
+  MUSTER_TRY(const std::int64_t on, parse_integer(variable, *text, INT32_MIN, INT32_MAX));
+  return on == 0 ? std::nullopt : std::optional(Value{"", std::move(source)});
 }
 
 std::string wrong_choice(const OptionRow& row, std::string_view text) {
@@ -48,50 +44,38 @@ std::string wrong_choice(const OptionRow& row, std::string_view text) {
   return fmt::format("not one of {}", fmt::join(known, ", "));
 }
 
-/// Puts the value where it belongs. Returns what is wrong with it, or an empty text.
-class Assigner {
- public:
-  Assigner(const OptionRow& row, const std::string& text, Options& options)
-      : row_(row), text_(text), options_(options) {}
+// Each puts the value where it belongs, and returns what is wrong with it, or an empty text.
 
-  std::string operator()(std::monostate) { return "not supported"; }
-  std::string operator()(bool Options::*to) {
-    options_.*to = true;
-    return {};
-  }
-  std::string operator()(std::string Options::*to) { return set(options_.*to); }
-  std::string operator()(int Options::*to) { return set(options_.*to); }
-  std::string operator()(double Options::*to) { return set(options_.*to); }
-  template <class Value>
-  std::string operator()(std::optional<Value> Options::*to) {
-    return set((options_.*to).emplace());
-  }
+std::string put_value(const OptionRow&, const std::string&, bool& to) {
+  to = true;
+  return {};
+}
 
- private:
-  std::string set(std::string& to) {
-    to = text_;
-    return {};
-  }
-  std::string set(int& to) {
-    const auto value =
-        parse_integer("", text_, static_cast<std::int64_t>(row_.min), static_cast<std::int64_t>(row_.max));
-    if (value) to = static_cast<int>(*value);
-    if (value) return {};
-    return row_.max == INT_MAX ? fmt::format("not a whole number, {} or more", row_.min)
-                               : fmt::format("not a whole number, {} to {}", row_.min, row_.max);
-  }
-  std::string set(double& to) {
-    const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), to);
-    if (error == std::errc{} && end == text_.data() + text_.size() && to >= row_.min && to <= row_.max)
-      return {};
-    return row_.min > 0 ? "not a number of seconds above 0"
-                        : fmt::format("not a number of seconds, 0 to {:.0f}", row_.max);
-  }
+std::string put_value(const OptionRow&, const std::string& text, std::string& to) {
+  to = text;
+  return {};
+}
 
-  const OptionRow& row_;
-  const std::string& text_;
-  Options& options_;
-};
+std::string put_value(const OptionRow& row, const std::string& text, int& to) {
+  const auto value =
+      parse_integer("", text, static_cast<std::int64_t>(row.min), static_cast<std::int64_t>(row.max));
+  if (value) to = static_cast<int>(*value);
+  if (value) return {};
+  return row.max == INT_MAX ? fmt::format("not a whole number, {} or more", row.min)
+                            : fmt::format("not a whole number, {} to {}", row.min, row.max);
+}
+
+std::string put_value(const OptionRow& row, const std::string& text, double& to) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), to);
+  if (error == std::errc{} && end == text.data() + text.size() && to >= row.min && to <= row.max) return {};
+  return row.min > 0 ? "not a number of seconds above 0"
+                     : fmt::format("not a number of seconds, 0 to {:.0f}", row.max);
+}
+
+template <class T>
+std::string put_value(const OptionRow& row, const std::string& text, std::optional<T>& to) {
+  return put_value(row, text, to.emplace());
+}
 
 Result<void> assign(const OptionRow& row, const Value& value, Options& out) {
   const bool typed = value.variable.empty();
@@ -104,7 +88,8 @@ Result<void> assign(const OptionRow& row, const Value& value, Options& out) {
   if (row.is(kChoice)) wrong = wrong_choice(row, value.text);
   // argparse checks the choices of what is typed, not of what the environment says.
   if (!wrong.empty() && row.is(kNoEffect) && !typed) return {};
-  if (wrong.empty()) wrong = std::visit(Assigner(row, value.text, out), row.target);
+  if (wrong.empty())
+    wrong = std::visit([&](auto to) { return put_value(row, value.text, out.*to); }, row.target);
   if (wrong.empty()) return {};
   return usage(typed ? fmt::format("--{}={}: {}", row.name, value.text, wrong)
                      : fmt::format("{}: {}", value.variable, wrong));
@@ -129,14 +114,13 @@ Result<Options> parse_options(std::span<const std::string> arguments, const Envi
     MUSTER_OK(assign(*given.row, {given.value, ""}, only));
     return only;
   }
-  MUSTER_TRY(const auto values, collect(line, environment));
   Options out;
   for (const OptionRow& row : kOptionTable) {
-    const auto found = values.find(std::string(row.name));
-    if (found == values.end()) continue;
-    MUSTER_OK(assign(row, found->second, out));
-    out.given.emplace(row.name, found->second.text);
-    if (!found->second.variable.empty()) out.from_environment.emplace(row.name, found->second.variable);
+    MUSTER_TRY(const std::optional<Value> value, find_value(row, line, environment));
+    if (!value) continue;
+    MUSTER_OK(assign(row, *value, out));
+    out.given.emplace(row.name, value->text);
+    if (!value->variable.empty()) out.from_environment.emplace(row.name, value->variable);
   }
   if (!line.program && out.doctor) line.program = "doctor";  // it is not run
   if (!line.program)
@@ -177,11 +161,7 @@ Options with_traits(const Options& options, unsigned traits) {
   Options out;
   for (const OptionRow& row : kOptionTable) {
     if (!row.is(traits)) continue;
-    std::visit(
-        [&](const auto& to) {
-          if constexpr (!std::is_same_v<std::decay_t<decltype(to)>, std::monostate>) out.*to = options.*to;
-        },
-        row.target);
+    std::visit([&](auto to) { out.*to = options.*to; }, row.target);
     if (const auto found = options.given.find(row.name); found != options.given.end())
       out.given.insert(*found);
   }
@@ -189,12 +169,6 @@ Options with_traits(const Options& options, unsigned traits) {
 }
 
 namespace {
-
-const OptionRow* find_letter(char letter) {
-  const auto found = std::find_if(kOptionTable.begin(), kOptionTable.end(),
-                                  [&](const OptionRow& row) { return row.letter == letter && letter != 0; });
-  return found == kOptionTable.end() ? nullptr : &*found;
-}
 
 /// argparse takes "-1" and "-0.5" for values, since no option looks like a number, and so what has a blank in
 /// its name.
@@ -250,8 +224,9 @@ class Splitter {
   /// "-m", "-r3", "-r 3", "-mr3".
   Result<void> letters(std::string_view token) {
     while (!token.empty()) {
-      const OptionRow* row = find_letter(token[0]);
-      if (row == nullptr) return usage("unknown option -{}; see muster --help", token[0]);
+      const auto* const row = std::find_if(kOptionTable.begin(), kOptionTable.end(),
+                                           [&](const OptionRow& one) { return one.letter == token[0]; });
+      if (row == kOptionTable.end()) return usage("unknown option -{}; see muster --help", token[0]);
       token.remove_prefix(1);
       if (row->takes_value() && token.empty()) return value_of(row, fmt::format("-{}", row->letter));
       if (row->takes_value() && token[0] == '=') token.remove_prefix(1);

@@ -58,6 +58,7 @@ struct Options {
   double monitor_interval_s = 0.1;  // this and the next two are checked and have no effect
   std::string start_method = "spawn";
   std::string event_log_handler = "null";
+  std::string logs_specs;  // is refused
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::optional<double> shutdown_timeout_s;
   std::string hang_timeout = "auto";

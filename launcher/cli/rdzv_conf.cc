@@ -29,49 +29,39 @@ std::optional<bool> parse_bool(std::string value) {
   return std::nullopt;
 }
 
-/// Puts the value where it belongs.
-class ConfAssigner {
- public:
-  ConfAssigner(const RdzvKey& row, const std::string& value, ElasticConf& out)
-      : row_(row), value_(value), out_(out) {}
+// Each puts the value where it belongs.
 
-  Result<void> operator()(std::monostate) {
-    Millis unused;
-    return seconds(unused);
-  }
-  Result<void> operator()(Millis ElasticConf::*to) { return seconds(out_.*to); }
-  Result<void> operator()(std::optional<Millis> ElasticConf::*to) { return seconds(out_.*to); }
-  Result<void> operator()(std::int64_t ElasticConf::*to) {
-    MUSTER_TRY(out_.*to,
-               parse_integer(fmt::format("--rdzv-conf {}", row_.name), value_,
-                             static_cast<std::int64_t>(row_.least), static_cast<std::int64_t>(row_.most)));
-    return {};
-  }
-  Result<void> operator()(std::optional<bool> ElasticConf::*to) {
-    out_.*to = parse_bool(value_);
-    return out_.*to ? Result<void>() : wrong(row_.name, value_, "true or false is right");
-  }
-  Result<void> operator()(std::string ElasticConf::*to) {
-    out_.*to = value_;
-    return {};
-  }
+/// torchrun knows whole seconds; fractions do no harm.
+Result<void> put_value(const RdzvKey& row, const std::string& value, Millis& to) {
+  const auto seconds = parse_seconds(value, row.least, row.most);
+  if (!seconds)
+    return wrong(row.name, value, fmt::format("seconds from {} to {:.0f} are right", row.least, row.most));
+  to = *seconds;
+  return {};
+}
 
- private:
-  /// torchrun knows whole seconds; fractions do no harm.
-  template <class To>
-  Result<void> seconds(To& to) {
-    const auto value = parse_seconds(value_, row_.least, row_.most);
-    if (!value)
-      return wrong(row_.name, value_,
-                   fmt::format("seconds from {} to {:.0f} are right", row_.least, row_.most));
-    to = *value;
-    return {};
-  }
+Result<void> put_value(const RdzvKey& row, const std::string& value, std::int64_t& to) {
+  MUSTER_TRY(to, parse_integer(fmt::format("--rdzv-conf {}", row.name), value,
+                               static_cast<std::int64_t>(row.least), static_cast<std::int64_t>(row.most)));
+  return {};
+}
 
-  const RdzvKey& row_;
-  const std::string& value_;
-  ElasticConf& out_;
-};
+Result<void> put_value(const RdzvKey& row, const std::string& value, bool& to) {
+  const auto given = parse_bool(value);
+  if (!given) return wrong(row.name, value, "true or false is right");
+  to = *given;
+  return {};
+}
+
+Result<void> put_value(const RdzvKey&, const std::string& value, std::string& to) {
+  to = value;
+  return {};
+}
+
+template <class T>
+Result<void> put_value(const RdzvKey& row, const std::string& value, std::optional<T>& to) {
+  return put_value(row, value, to.emplace());
+}
 
 }  // namespace
 
@@ -104,7 +94,7 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf) {
     const RdzvKey* const row = find_rdzv_key(key);
     if (row == nullptr)
       return usage("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key));
-    MUSTER_OK(std::visit(ConfAssigner(*row, value, out), row->target));
+    MUSTER_OK(std::visit([&](auto to) { return put_value(*row, value, out.*to); }, row->target));
     if (row->of_etcd) out.etcd_key = key;
     if (out.store_type != "tcp") return wrong(key, value, "the coordinator is reached by TCP only");
     if (out.protocol != "http" && out.protocol != "https") return wrong(key, value, "http or https is right");

@@ -44,18 +44,19 @@ struct ElasticConf {
   std::string key;
   std::string etcd_prefix = "/muster";
   std::int64_t lease_ttl_seconds = 10;
+  Millis unused{};       ///< what has no effect
   std::string etcd_key;  ///< one of the keys of etcd alone that was given; empty: none
 };
-/// Where a value goes; its type says what a value may be. Nothing: seconds that have no effect.
+/// Where a value goes; its type says what a value may be.
 using RdzvTarget =
-    std::variant<std::monostate, Millis ElasticConf::*, std::optional<Millis> ElasticConf::*,
-                 std::int64_t ElasticConf::*, std::optional<bool> ElasticConf::*, std::string ElasticConf::*>;
+    std::variant<Millis ElasticConf::*, std::optional<Millis> ElasticConf::*, std::int64_t ElasticConf::*,
+                 std::optional<bool> ElasticConf::*, std::string ElasticConf::*>;
 
 struct RdzvKey {
   std::string_view name;
   std::string_view default_text;
   std::string_view meaning;
-  RdzvTarget target = {};
+  RdzvTarget target;
   double least = 0;
   double most = 1e7;
   bool of_etcd = false;  ///< means something to etcd alone
@@ -77,8 +78,8 @@ inline constexpr std::array kRdzvKeys = {
     RdzvKey{"is_host", "inferred; muster false", "whether this agent runs the coordinator",
             &ElasticConf::is_host},
     RdzvKey{"store_type", "tcp", "only tcp is supported", &ElasticConf::store_type},
-    RdzvKey{"close_timeout", "30", "no effect", {}, 0.001},
-    RdzvKey{"heartbeat_timeout", "5", "no effect: see keep_alive_interval", {}, 0.001},
+    RdzvKey{"close_timeout", "30", "no effect", &ElasticConf::unused, 0.001},
+    RdzvKey{"heartbeat_timeout", "5", "no effect: see keep_alive_interval", &ElasticConf::unused, 0.001},
     RdzvKey{"cool_down", "30",
             "seconds for which a machine takes no part after its node was lost or its GPU broke",
             &ElasticConf::cool_down},

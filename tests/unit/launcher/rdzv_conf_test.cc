@@ -45,6 +45,7 @@ TEST_CASE("keys of the dynamic rendezvous are seconds, and fractions are allowed
   expected.stop_timeout = 9s;
   expected.reconnect_timeout = 1s;
   expected.is_host = true;
+  expected.unused = 5s;
   REQUIRE(conf("join_timeout=12, last_call_timeout = "
                "0.25,keep_alive_interval=2,keep_alive_max_attempt=4,cool_down=0,"
                "read_timeout=5,stop_timeout=9,reconnect_timeout=1,is_host=Yes,store_type=tcp,close_timeout=3,"
