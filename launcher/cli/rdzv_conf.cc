@@ -65,12 +65,6 @@ Result<void> put_value(const RdzvKey& row, const std::string& value, std::option
 
 }  // namespace
 
-const RdzvKey* find_rdzv_key(std::string_view name) {
-  const auto* const found = std::find_if(kRdzvKeys.begin(), kRdzvKeys.end(),
-                                         [name](const RdzvKey& row) { return row.name == name; });
-  return found == kRdzvKeys.end() ? nullptr : found;
-}
-
 Result<ConfPairs> split_rdzv_conf(std::string_view conf) {
   ConfPairs out;
   if (trimmed(conf).empty()) return out;
@@ -85,14 +79,14 @@ Result<ConfPairs> split_rdzv_conf(std::string_view conf) {
   return out;
 }
 
-Result<ElasticConf> parse_elastic_conf(std::string_view conf) {
+Result<ElasticConf> parse_elastic_conf(std::string_view conf, ElasticConf out) {
   MUSTER_TRY(ConfPairs pairs, split_rdzv_conf(conf));
   // join_timeout, wherever it stands, beats timeout.
   std::stable_partition(pairs.begin(), pairs.end(), [](const auto& pair) { return pair.first == "timeout"; });
-  ElasticConf out;
   for (const auto& [key, value] : pairs) {
-    const RdzvKey* const row = find_rdzv_key(key);
-    if (row == nullptr)
+    const auto* const row = std::find_if(kRdzvKeys.begin(), kRdzvKeys.end(),
+                                         [&key](const RdzvKey& known) { return known.name == key; });
+    if (row == kRdzvKeys.end())
       return usage("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key));
     MUSTER_OK(std::visit([&](auto to) { return put_value(*row, value, out.*to); }, row->target));
     if (row->of_etcd) out.etcd_key = key;

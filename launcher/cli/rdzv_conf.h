@@ -105,8 +105,7 @@ inline constexpr std::array kRdzvKeys = {
             &ElasticConf::lease_ttl_seconds, 2, 3600, true},
 };
 
-[[nodiscard]] const RdzvKey* find_rdzv_key(std::string_view name);
-
-[[nodiscard]] Result<ElasticConf> parse_elastic_conf(std::string_view conf);
+/// `out`: the defaults.
+[[nodiscard]] Result<ElasticConf> parse_elastic_conf(std::string_view conf, ElasticConf out = {});
 
 }  // namespace muster::launcher

@@ -21,16 +21,6 @@ constexpr Millis kStopMargin{30'000};
 constexpr int kEtcdPort = 2379;
 constexpr Millis kReconnect{60'000};  // where a coordinator may come back
 
-/// As torchrun's static rendezvous: unknown keys are ignored, and the time-out is 900 s.
-Result<ElasticConf> parse_static_conf(std::string_view conf) {
-  std::string known =
-      fmt::format("timeout={}", std::chrono::round<std::chrono::seconds>(Job{}.join_timeout).count());
-  MUSTER_TRY(const ConfPairs pairs, split_rdzv_conf(conf));
-  for (const auto& [key, value] : pairs)
-    if (key != "is_host" && find_rdzv_key(key) != nullptr) known += fmt::format(",{}={}", key, value);
-  return parse_elastic_conf(known);
-}
-
 Result<void> plan_tls(const Options& options, ElasticJob& out) {
   const tls::Files files{options.tls_cert, options.tls_key, options.tls_ca};
   out.proves = out.secret.has_value();
@@ -237,8 +227,9 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
   const Endpoint& endpoint = endpoints.front();
   const bool alone = places == 1;
   const bool placed = options.master_port.has_value() || !endpoint.host.empty();
-  MUSTER_TRY(const ElasticConf conf, backend == "static" ? parse_static_conf(options.rdzv_conf)
-                                                         : parse_elastic_conf(options.rdzv_conf));
+  ElasticConf defaults;
+  if (backend == "static") defaults.join_timeout = job.join_timeout;  // torchrun's, too
+  MUSTER_TRY(const ElasticConf conf, parse_elastic_conf(options.rdzv_conf, std::move(defaults)));
   job.join_timeout = conf.join_timeout;
   // One node needs no coordinator, unless a daemon is named that others watch.
   if (options.standalone || (alone && (backend == "c10d" || !placed))) {
