@@ -14,11 +14,11 @@ namespace muster::launcher {
 namespace {
 
 /// What Python executes under --run-path, given with -c; its arguments are the script and the script's. It
-/// does what torchrun's entry point does there: the script is __main__, an exception is written to
-/// TORCHELASTIC_ERROR_FILE as @record does it, SystemExit(0) is success. Standard library only: a script that
-/// needs no PyTorch does not wait for it. No '$': arguments are put through substitution.h. Source:
-/// torch/distributed/run.py (run_script_path) and elastic/multiprocessing/errors.
-constexpr std::string_view kRunPathProgram = R"(import faulthandler, runpy, sys
+/// does what torchrun's entry point does there: the script is __main__, and an exception is written to
+/// TORCHELASTIC_ERROR_FILE as @record does it. Standard library only: a script that needs no PyTorch does not
+/// wait for it. No '$': arguments are put through substitution.h. Source: torch/distributed/run.py
+/// (run_script_path) and elastic/multiprocessing/errors.
+constexpr std::string_view kRunPathProgram = R"(import runpy, sys
 def record(error):
     import json, os, time, traceback
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -28,21 +28,12 @@ def record(error):
     message = {"message": type(error).__name__ + ": " + str(error), "extraInfo": info}
     with open(path, "w") as file:
         json.dump({"message": message}, file)
-def main():
-    try:
-        faulthandler.enable(all_threads=True)
-    except Exception as error:
-        print("faulthandler:", error, file=sys.stderr)
-    del sys.argv[0]
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as end:
-        if end.code != 0:
-            raise
-    except Exception as error:
-        record(error)
-        raise
-main()
+del sys.argv[0]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except Exception as error:
+    record(error)
+    raise
 )";
 
 tl::unexpected<Error> missing(std::string message) {
@@ -107,7 +98,7 @@ Result<Command> with_python(const Options& options, const Environment& environme
   MUSTER_TRY(std::string python, find_python(environment));
   Command out{python, {python, "-u"}, options.program};
   if (options.run_path)
-    out.arguments = {python, "-c", std::string(kRunPathProgram)};
+    out.arguments = {python, "-X", "faulthandler", "-c", std::string(kRunPathProgram)};
   else if (options.module)
     out.arguments.push_back("-m");
   out.arguments.push_back(options.program);
