@@ -186,10 +186,7 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     case FileKind::kMissing:
       break;
   }
-  if (name.ends_with(".py"))
-    return missing(
-        fmt::format("{}: no such file; is the path right, seen from the current directory?", name));
-  if (path_like) return missing(fmt::format("{}: no such file", name));
+  if (path_like || name.ends_with(".py")) return missing(fmt::format("{}: no such file", name));
   if (auto found = search_path(name, environment)) return direct(std::move(*found), options);
   return missing(fmt::format("{}: neither a file here nor a program on PATH", name));
 }

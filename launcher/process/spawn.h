@@ -54,10 +54,9 @@ struct SpawnRequest {
   int cgroup_fd = -1;                // of the control group to start in; -1: this process' own
 };
 
-/// Why a program could not be executed, from execve's number and the file's first line, with what to try. The
-/// kernel says "No such file or directory" also where the file is there and its interpreter is not. Reads the
-/// file's beginning. kNotFound (exit 127, for an interpreter too, as in shells), kUnsupported (126), else
-/// errno_error's code: the system refused it.
+/// Why a program could not be executed, from execve's number, with what to try. The kernel says "No such file
+/// or directory" also where the file is there and its interpreter is not. kNotFound (exit 127, for an
+/// interpreter too, as in shells), kUnsupported (126), else errno_error's code: the system refused it.
 [[nodiscard]] Error exec_error(const std::string& path, int error_number);
 
 struct Spawned {
