@@ -2,7 +2,6 @@
 #include "launcher/report/gpu_holders.h"
 
 #include <algorithm>
-#include <charconv>
 #include <ctime>
 #include <filesystem>
 #include <map>
@@ -21,6 +20,7 @@
 #include "launcher/process/process_stat.h"
 #include "launcher/text/line_splitter.h"
 #include "launcher/text/split.h"
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 
@@ -33,7 +33,7 @@ constexpr std::size_t kMostHolders = 1000;
 
 constexpr std::string_view kAgentName = "muster";  // and a version, perhaps
 
-enum class Above { kAgent, kNoAgent, kUnknown };
+using Processes = std::map<std::int32_t, SeenProcess>;
 
 /// musterctl and musterd start no workers.
 bool is_agent(const SeenProcess& process) {
@@ -42,16 +42,14 @@ bool is_agent(const SeenProcess& process) {
 
 /// Agents are given the orphans of their workers, so that all that is theirs is below them while they live.
 /// What is below the first process without passing an agent has none; any doubt is no such proof.
-Above above(const SeenProcess& holder, const std::map<std::int32_t, const SeenProcess*>& processes) {
+bool is_left_behind(const SeenProcess& holder, const Processes& processes) {
   const SeenProcess* at = &holder;
-  for (int steps = 0; steps < kMostAbove; ++steps) {
-    if (steps > 0 && is_agent(*at)) return Above::kAgent;
-    if (at->pid == 1) return Above::kNoAgent;
+  for (int steps = 0; steps < kMostAbove && at->pid != 1; ++steps) {
     const auto parent = processes.find(at->parent);
-    if (parent == processes.end()) return Above::kUnknown;
-    at = parent->second;
+    if (parent == processes.end() || is_agent(parent->second)) return false;
+    at = &parent->second;
   }
-  return Above::kUnknown;
+  return at->pid == 1;
 }
 
 std::string user_name(std::uint32_t uid) {
@@ -102,54 +100,42 @@ std::optional<SeenProcess> see(std::int32_t pid, bool whole) {
   return out;
 }
 
-GpuSnapshot look(std::vector<GpuUse> uses) {
-  GpuSnapshot out;
-  out.own_uid = ::getuid();
-  std::set<std::int32_t> seen;
+/// The holders, and all above them as far as they are visible.
+Processes see_processes(const std::vector<GpuUse>& uses) {
+  Processes out;
+  for (const GpuUse& use : uses)
+    if (auto process = see(use.pid, true)) out.insert_or_assign(use.pid, *std::move(process));
   for (const GpuUse& use : uses) {
-    bool whole = true;
-    for (std::int32_t pid = use.pid; pid > 0;) {
-      if (!whole && seen.contains(pid)) break;
-      const auto known = std::find_if(out.processes.begin(), out.processes.end(),
-                                      [&](const SeenProcess& one) { return one.pid == pid; });
-      auto process = see(pid, whole);
-      if (!process) break;
-      const std::int32_t parent = process->parent;
-      if (known == out.processes.end())
-        out.processes.push_back(*std::move(process));
-      else if (whole)
-        *known = *std::move(process);
-      seen.insert(pid);
-      whole = false;
-      pid = parent;
+    for (auto at = out.find(use.pid); at != out.end();) {
+      const std::int32_t parent = at->second.parent;
+      auto process = parent > 0 && !out.contains(parent) ? see(parent, false) : std::nullopt;
+      at = process ? out.emplace(parent, *std::move(process)).first : out.end();
     }
   }
-  out.uses = std::move(uses);
   return out;
 }
 
-}  // namespace
-
-std::vector<GpuHolder> judge_holders(const GpuSnapshot& snapshot) {
-  std::map<std::int32_t, const SeenProcess*> processes;
-  for (const SeenProcess& process : snapshot.processes) processes.emplace(process.pid, &process);
+/// Whose the processes are, by what /proc shows of them now.
+std::vector<GpuHolder> judge_holders(std::vector<GpuUse> uses) {
+  uses.resize(std::min(uses.size(), kMostHolders));
+  const Processes processes = see_processes(uses);
   std::vector<GpuHolder> out;
-  for (const GpuUse& use : snapshot.uses) {
+  for (GpuUse& use : uses) {
     GpuHolder& holder = out.emplace_back();
-    holder.use = use;
-    const auto found = processes.find(use.pid);
+    holder.use = std::move(use);
+    const auto found = processes.find(holder.use.pid);
     if (found == processes.end()) {
-      holder.process.pid = use.pid;
+      holder.process.pid = holder.use.pid;
       holder.kind = HolderKind::kUnseen;
       continue;
     }
-    holder.process = *found->second;
+    holder.process = found->second;
     if (holder.process.state == 'Z' || holder.process.state == 'X') {
       holder.kind = HolderKind::kZombie;
     } else if (!holder.process.lineage.empty()) {
-      const Above agent = above(holder.process, processes);
-      holder.kind = agent == Above::kNoAgent ? HolderKind::kLeftBehind : HolderKind::kWorker;
-      holder.to_free = agent == Above::kNoAgent && holder.process.uid == snapshot.own_uid && use.pid > 1;
+      const bool left = is_left_behind(holder.process, processes);
+      holder.kind = left ? HolderKind::kLeftBehind : HolderKind::kWorker;
+      holder.to_free = left && holder.process.uid == ::getuid() && holder.process.pid > 1;
     }
   }
   std::stable_sort(out.begin(), out.end(), [](const GpuHolder& a, const GpuHolder& b) {
@@ -157,6 +143,8 @@ std::vector<GpuHolder> judge_holders(const GpuSnapshot& snapshot) {
   });
   return out;
 }
+
+}  // namespace
 
 std::string describe(const GpuUse& use) {
   const std::string memory =
@@ -196,31 +184,26 @@ std::vector<GpuUse> gpu_uses(const Nvml& nvml) {
 }
 
 std::vector<GpuHolder> find_gpu_holders(const Nvml& nvml) {
-  std::vector<GpuUse> uses = gpu_uses(nvml);
-  uses.resize(std::min(uses.size(), kMostHolders));
-  return judge_holders(look(std::move(uses)));
+  return judge_holders(gpu_uses(nvml));
 }
 
-std::vector<GpuHolder> find_gpu_holders_by_files(std::string_view device_files) {
-  std::set<std::pair<std::int32_t, std::int32_t>> open;  // device and process
+std::vector<GpuHolder> find_gpu_holders_by_files() {
+  constexpr std::string_view kDeviceFiles = "/dev/nvidia";  // a number follows
+  std::set<std::pair<std::int32_t, std::int32_t>> open;     // device and process
   for (const pid_t pid : list_pids()) {
     const std::string directory = fmt::format("/proc/{}/fd", pid);
     for (const std::string& number : list_directory(directory)) {
-      char target[256];
-      const ssize_t length =
-          ::readlink(fmt::format("{}/{}", directory, number).c_str(), target, sizeof target);
-      const std::string_view path(target, static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
-      if (!path.starts_with(device_files)) continue;
-      std::int32_t device = 0;
-      const char* const end = path.data() + path.size();
-      const auto parsed = std::from_chars(path.data() + device_files.size(), end, device);
-      if (parsed.ec == std::errc() && parsed.ptr == end) open.emplace(device, pid);
+      std::error_code unknown;
+      const std::string path =
+          std::filesystem::read_symlink(fmt::format("{}/{}", directory, number), unknown);
+      if (!path.starts_with(kDeviceFiles)) continue;
+      if (const auto device = parse_integer("", path.substr(kDeviceFiles.size()), 0, INT32_MAX))
+        open.emplace(static_cast<std::int32_t>(*device), pid);
     }
   }
   std::vector<GpuUse> uses;
-  for (const auto& [device, pid] : open)
-    if (uses.size() < kMostHolders) uses.push_back({device, {}, pid, 0});
-  return judge_holders(look(std::move(uses)));
+  for (const auto& [device, pid] : open) uses.push_back({device, {}, pid, 0});
+  return judge_holders(std::move(uses));
 }
 
 std::vector<EndedHolder> end_holders(const std::vector<GpuHolder>& holders, Millis timeout) {
@@ -236,7 +219,7 @@ std::vector<EndedHolder> end_holders(const std::vector<GpuHolder>& holders, Mill
     UniqueFd& process = handles.emplace_back(open_pidfd(holder.use.pid));
     if (!process) continue;
     // The handle is there: what it means is looked at again now.
-    const GpuHolder now = judge_holders(look({holder.use})).front();
+    const GpuHolder now = judge_holders({holder.use}).front();
     if (now.to_free && now.process.start_ticks == holder.process.start_ticks) continue;
     one = {holder.use.pid, false, "is not what it was, and was left alone"};
     process.reset();

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // GpuHolders: which processes use the GPUs of this node, whose they are, and which of them an agent that is
-// gone has left behind. judge_holders() is pure: what NVML and /proc showed in, one GpuHolder for each
-// process on each device out. find_gpu_holders() takes the snapshot: by NVML's list, which in a container has
-// the numbers of the host, else by who has the device files open, as `fuser -v /dev/nvidia*`. It may not come
-// back where the driver is wedged: called by musterctl gpus, in a process that can be killed.
+// gone has left behind: one GpuHolder for each process on each device, by NVML's list, which in a container
+// has the numbers of the host, else by who has the device files open, as `fuser -v /dev/nvidia*`. NVML may
+// not come back where the driver is wedged: it is asked in processes that can be killed.
 // Failure: what cannot be read is left out. Source: NVML API reference, proc(5).
 #pragma once
 
@@ -38,12 +37,6 @@ struct SeenProcess {
   std::string lineage, rank, run_id;  // of its environment; empty: it has none, or may not be read
 };
 
-struct GpuSnapshot {
-  std::vector<GpuUse> uses;
-  std::vector<SeenProcess> processes;  // the holders, and all above them as far as they are visible
-  std::uint32_t own_uid = 0;
-};
-
 enum class HolderKind : std::uint8_t {
   kForeign,     // of no job that muster started, as far as its environment may be read
   kWorker,      // an agent is above it, or that none is cannot be shown
@@ -63,9 +56,6 @@ struct GpuHolder {
   bool to_free = false;  // musterctl gpus --free would end it: left behind, and the caller's own
 };
 
-/// In the order of the devices.
-[[nodiscard]] std::vector<GpuHolder> judge_holders(const GpuSnapshot& snapshot);
-
 /// "holds 71.2 GiB of GPU 3 (GPU-5a..)".
 [[nodiscard]] std::string describe(const GpuUse& use);
 /// "pid 77 (alice, rank 3 of job-a, left behind: python train.py) holds 71.2 GiB of GPU 3 (GPU-5a..)".
@@ -73,9 +63,10 @@ struct GpuHolder {
 
 /// All that NVML lists.
 [[nodiscard]] std::vector<GpuUse> gpu_uses(const Nvml& nvml);
+/// In the order of the devices.
 [[nodiscard]] std::vector<GpuHolder> find_gpu_holders(const Nvml& nvml);
-/// Without NVML. `device_files`: what their paths begin with, a number follows.
-[[nodiscard]] std::vector<GpuHolder> find_gpu_holders_by_files(std::string_view device_files = "/dev/nvidia");
+/// Likewise, without NVML.
+[[nodiscard]] std::vector<GpuHolder> find_gpu_holders_by_files();
 
 struct EndedHolder {
   std::int32_t pid = 0;
