@@ -32,12 +32,6 @@ Cores cores_where(const Topology& topology, const Predicate& predicate) {
   return out;
 }
 
-int socket_of_node(const Topology& topology, int node) {
-  for (const NumaNode& candidate : topology.nodes)
-    if (candidate.number == node) return candidate.socket;
-  return -1;
-}
-
 /// The allowed core in the middle of the rank's share, if all cores were dealt out in a row: ranks spread
 /// over NUMA nodes in proportion to what the mask has left of them.
 const Core& middle_core(const Topology& topology, int rank, int ranks) {
@@ -48,23 +42,17 @@ const Core& middle_core(const Topology& topology, int rank, int ranks) {
 
 /// Where a rank belongs: at its GPU, if the mask leaves a core there.
 void choose_node(const Topology& topology, const std::vector<Gpu>& gpus, int rank, int ranks, Slot& slot) {
-  const int spread = middle_core(topology, rank, ranks).numa_node;
-  slot.node = spread;
+  slot.node = middle_core(topology, rank, ranks).numa_node;
   if (slot.device == nullptr) return;
   const Gpu& gpu = gpus[slot.device->gpu];
-  int wanted = gpu.numa_node;
+  const int wanted = gpu.numa_node;
   if (wanted < 0) {
-    if (topology.nodes.size() > 1) slot.note = fmt::format("the NUMA node of GPU {} is unknown", gpu.index);
-    return;
-  }
-  if (!cores_where(topology, [&](const Core& core) { return core.numa_node == wanted; }).empty()) {
+    if (topology.numa_nodes > 1) slot.note = fmt::format("the NUMA node of GPU {} is unknown", gpu.index);
+  } else if (cores_where(topology, [&](const Core& core) { return core.numa_node == wanted; }).empty()) {
+    slot.note = fmt::format("GPU {} is at NUMA node {}, of which no CPU may be used here", gpu.index, wanted);
+  } else {
     slot.node = wanted;
-    return;
   }
-  const int socket = socket_of_node(topology, wanted);
-  const Cores beside = cores_where(topology, [&](const Core& core) { return core.socket == socket; });
-  if (!beside.empty()) slot.node = topology.cores[beside.front()].numa_node;
-  slot.note = fmt::format("GPU {} is at NUMA node {}, of which no CPU may be used here", gpu.index, wanted);
 }
 
 /// The `turn`-th of `turns` shares of the cores; the first shares get what does not divide.
@@ -221,7 +209,7 @@ Result<std::vector<RankPlacement>> place_ranks(const Topology& topology, const s
     if (request.bind != Bind::kNone) {
       rank.numa_node = slot.node;
     } else if (slot.device != nullptr) {
-      rank.numa_node = topology.nodes.size() == 1 ? slot.node : rank.gpu->numa_node;
+      rank.numa_node = topology.numa_nodes == 1 ? slot.node : rank.gpu->numa_node;
     }
     rank.cpus = cpus_of(topology, slot.cores);
     rank.cores = static_cast<int>(slot.cores.size());

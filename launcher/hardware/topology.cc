@@ -49,9 +49,7 @@ CpuSet to_set(hwloc_const_bitmap_t bitmap) {
 }
 
 int socket_of(hwloc_topology* topology, hwloc_obj* object) {
-  const hwloc_obj* package = object->type == HWLOC_OBJ_PACKAGE
-                                 ? object
-                                 : hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_PACKAGE, object);
+  const hwloc_obj* package = hwloc_get_ancestor_obj_by_type(topology, HWLOC_OBJ_PACKAGE, object);
   if (package == nullptr) return 0;
   return package->os_index == HWLOC_UNKNOWN_INDEX ? static_cast<int>(package->logical_index)
                                                   : static_cast<int>(package->os_index);
@@ -64,25 +62,11 @@ int last_cache(const hwloc_obj* object) {
   return out;
 }
 
-std::vector<NumaNode> read_nodes(hwloc_topology* topology) {
-  std::vector<NumaNode> out;
-  const int count = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
-  for (int i = 0; i < count; ++i) {
-    hwloc_obj* object = hwloc_get_obj_by_type(topology, HWLOC_OBJ_NUMANODE, static_cast<unsigned>(i));
-    NumaNode node;
-    node.number = static_cast<int>(object->os_index);
-    hwloc_obj* pu = hwloc_get_obj_inside_cpuset_by_type(topology, object->cpuset, HWLOC_OBJ_PU, 0);
-    node.socket = pu == nullptr ? -1 : socket_of(topology, pu);
-    out.push_back(node);
-  }
-  return out;
-}
-
 /// Of a core that is near several nodes (DRAM and HBM, say) the first counts.
 Result<Topology> to_values(hwloc_topology* topology, const CpuSet& affinity) {
   Topology out;
   out.this_machine = hwloc_topology_is_thissystem(topology) != 0;
-  out.nodes = read_nodes(topology);
+  out.numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
   out.sockets = std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PACKAGE));
   const CpuSet allowed = to_set(hwloc_topology_get_allowed_cpuset(topology));
   const CpuSet usable = affinity.empty() ? allowed : intersection(allowed, affinity);

@@ -22,14 +22,9 @@ struct Core {
   int cache = 0;      // cores with the same number share their last cache
 };
 
-struct NumaNode {
-  int number = 0;
-  int socket = 0;  // of its first CPU; -1: memory without CPUs
-};
-
 struct Topology {
   std::vector<Core> cores;  // by NUMA node, then as they lie in it
-  std::vector<NumaNode> nodes;
+  int numa_nodes = 1;
   int sockets = 1;
   bool this_machine = true;   // false: described by HWLOC_XMLFILE or HWLOC_SYNTHETIC
   bool memory_policy = true;  // the kernel lets us set one; containers often do not

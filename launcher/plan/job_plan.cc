@@ -77,7 +77,7 @@ std::string summary(const Topology& topology) {
     cpus += core.cpus.size();
   }
   return fmt::format("{} with {} allowed, on {} of {}, {}{}", counted(topology.cores.size(), "core"),
-                     counted(cpus, "CPU"), nodes.size(), counted(topology.nodes.size(), "NUMA node"),
+                     counted(cpus, "CPU"), nodes.size(), counted(topology.numa_nodes, "NUMA node"),
                      counted(topology.sockets, "socket"),
                      topology.this_machine ? "" : " (described by hwloc's environment, not this machine)");
 }

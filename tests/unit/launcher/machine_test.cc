@@ -59,7 +59,7 @@ TEST_CASE("this machine's topology covers exactly the CPUs of the mask") {
   for (const Core& core : topology->cores) seen = sorted_union(seen, core.cpus);
   REQUIRE(seen == mask);
   REQUIRE(topology->this_machine);
-  REQUIRE_FALSE(topology->nodes.empty());
+  REQUIRE(topology->numa_nodes >= 1);
   const auto one = read_topology({mask.back()});
   REQUIRE_OK(one);
   REQUIRE(one->cores.size() == 1);
@@ -76,7 +76,7 @@ TEST_CASE("a topology keeps the allowed threads of each core, with its node, soc
   REQUIRE(topology->cores[0].cache != topology->cores[2].cache);
   REQUIRE(topology->cores[3].numa_node == 1);
   REQUIRE(topology->cores[3].socket == 1);
-  REQUIRE(topology->nodes == std::vector<NumaNode>{{0, 0}, {1, 1}});
+  REQUIRE(topology->numa_nodes == 2);
   REQUIRE(topology->sockets == 2);
   REQUIRE_FALSE(topology->this_machine);
   const auto nothing = synthetic_topology("core:2 pu:1", {7});
