@@ -218,8 +218,9 @@ bool may_be_short(std::optional<std::string_view> variable, int listed, int work
          !named_twice(entries, static_cast<std::size_t>(workers)).empty();
 }
 
-WorkerDevice device_of_worker(const Environment& environment, int local_rank, std::span<const Gpu> gpus) {
-  const auto devices = visible_devices(gpus, lookup(environment, "CUDA_VISIBLE_DEVICES"));
+WorkerDevice device_of_worker(std::optional<std::string_view> variable, int local_rank,
+                              std::span<const Gpu> gpus) {
+  const auto devices = visible_devices(gpus, variable);
   if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= devices.size()) return {};
   const Device& device = devices[static_cast<std::size_t>(local_rank)];
   const Gpu& gpu = gpus[device.gpu];

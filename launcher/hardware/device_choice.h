@@ -63,8 +63,8 @@ struct WorkerDevice {
   int index = -1;       // nvidia-smi's number; -1: none
 };
 
-/// `environment`: as the workers have it. `gpus`: the physical ones in the order of their addresses.
-[[nodiscard]] WorkerDevice device_of_worker(const Environment& environment, int local_rank,
+/// `variable`: as the workers have it. `gpus`: the physical ones in the order of their addresses.
+[[nodiscard]] WorkerDevice device_of_worker(std::optional<std::string_view> variable, int local_rank,
                                             std::span<const Gpu> gpus);
 
 }  // namespace muster::launcher

@@ -64,15 +64,10 @@ std::string bus_id(std::string_view address) {
 
 }  // namespace
 
-std::vector<WorkerDevice> devices_of_workers(const Job& job, Environment environment,
-                                             std::span<const Gpu> gpus) {
-  if (!job.visible_devices.empty())
-    environment.insert_or_assign(std::string(env::kCudaVisible), job.visible_devices);
-  std::vector<WorkerDevice> out;
-  out.reserve(static_cast<std::size_t>(job.local_world_size));
-  for (int rank = 0; rank < job.local_world_size; ++rank)
-    out.push_back(device_of_worker(environment, rank, gpus));
-  return out;
+WorkerDevice device_of_worker(const Job& job, const Environment& environment, int local_rank,
+                              std::span<const Gpu> gpus) {
+  const auto inherited = lookup(environment, env::kCudaVisible);
+  return device_of_worker(job.visible_devices.empty() ? inherited : job.visible_devices, local_rank, gpus);
 }
 
 NodeGpus gpu_readings(GpuWatch& watch, const Job& job, const Environment& environment,
@@ -86,11 +81,11 @@ NodeGpus gpu_readings(GpuWatch& watch, const Job& job, const Environment& enviro
   for (std::size_t i = 0; i < std::min(gpus->size(), readings->gpus.size()); ++i)
     out.gpus.push_back({(*gpus)[i], readings->gpus[i], {}});
   if (!assignment) return out;  // the nodes have not met
-  int rank = assignment->base_rank;
-  for (const WorkerDevice& device : devices_of_workers(job, environment, *gpus)) {
+  for (int rank = 0; rank < job.local_world_size; ++rank) {
+    const WorkerDevice device = device_of_worker(job, environment, rank, *gpus);
     for (GpuReading& each : out.gpus)
-      if (!device.address.empty() && each.gpu.pci == device.address) each.ranks.push_back(rank);
-    ++rank;
+      if (!device.address.empty() && each.gpu.pci == device.address)
+        each.ranks.push_back(assignment->base_rank + rank);
   }
   return out;
 }

@@ -19,9 +19,9 @@
 
 namespace muster::launcher {
 
-/// By local rank. `environment`: the agent's.
-[[nodiscard]] std::vector<WorkerDevice> devices_of_workers(const Job& job, Environment environment,
-                                                           std::span<const Gpu> gpus);
+/// Of a worker of the job. `environment`: the agent's.
+[[nodiscard]] WorkerDevice device_of_worker(const Job& job, const Environment& environment, int local_rank,
+                                            std::span<const Gpu> gpus);
 
 struct NodeGpus {
   std::vector<GpuReading> gpus;

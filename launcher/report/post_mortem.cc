@@ -64,13 +64,9 @@ void PostMortem::read_kernel() {
 }
 
 /// Not by looking into the driver's library here, which would hold the agent where the driver hangs.
-void PostMortem::learn_devices() {
-  if (!devices_.empty() || gpu_watch_ == nullptr) return;
-  if (const auto& gpus = gpu_watch_->gpus()) devices_ = devices_of_workers(job_, environment_, *gpus);
-}
-
 WorkerDevice PostMortem::device_of(int local_rank) const {
-  return devices_.empty() ? WorkerDevice{} : devices_[static_cast<std::size_t>(local_rank)];
+  if (gpu_watch_ == nullptr || !gpu_watch_->gpus()) return {};
+  return device_of_worker(job_, environment_, local_rank, *gpu_watch_->gpus());
 }
 
 void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written) {
@@ -93,7 +89,6 @@ void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& w
 
 void PostMortem::judge_at_end(WorkerOutcome& outcome, const std::optional<Cause>& written) {
   if (gpu_watch_ != nullptr && !std::exchange(holders_asked_, true)) gpu_watch_->ask_holders();
-  learn_devices();
   read_kernel();
   judge_now(outcome, written);
 }
@@ -124,7 +119,7 @@ std::function<PostMortem::Found()> PostMortem::final_search(const std::vector<Wo
   }
   if (ranks.empty()) return {};
   // Now, when the others are stopped, the driver may take its time to tell.
-  const bool waits = gpu_watch_ != nullptr && (devices_.empty() || gpu_watch_->owes_holders());
+  const bool waits = gpu_watch_ != nullptr && (!gpu_watch_->gpus() || gpu_watch_->owes_holders());
   const int driver = waits ? gpu_watch_->output() : -1;
   return [ranks, before = std::move(before), whole = router.stderr_searches(ranks, kTailLines), driver] {
     pollfd answer{driver, POLLIN, 0};
@@ -139,7 +134,6 @@ std::function<PostMortem::Found()> PostMortem::final_search(const std::vector<Wo
 void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& found,
                          const LogDirectory& directory) {
   read_kernel();
-  learn_devices();
   for (WorkerOutcome& outcome : outcomes) {
     // It failed while another one did, and was only slower to end.
     const auto written = found.find(outcome.local_rank);

@@ -55,7 +55,6 @@ class PostMortem {
 
  private:
   void read_kernel();
-  void learn_devices();
   [[nodiscard]] WorkerDevice device_of(int local_rank) const;
   [[nodiscard]] std::vector<std::string> gpu_holders(const WorkerOutcome& worker,
                                                      const std::vector<WorkerOutcome>& all);
@@ -67,8 +66,7 @@ class PostMortem {
   const Log& log_;
   KernelLog kernel_log_;
   OomKillCounter oom_kills_;
-  GpuWatch* gpu_watch_;                // on nodes with GPUs
-  std::vector<WorkerDevice> devices_;  // by local rank; empty: not known yet
+  GpuWatch* gpu_watch_;  // on nodes with GPUs
   // Of the attempt under way.
   std::vector<std::string> kernel_lines_;  // about GPUs and memory
   std::int64_t kills_ = 0;

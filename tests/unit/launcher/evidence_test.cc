@@ -107,18 +107,16 @@ TEST_CASE("a worker's device is the one of its local rank among the visible ones
   };
   const std::vector<Gpu> gpus{gpu(0, "GPU-aa", "0000:01:00.0"), gpu(1, "GPU-bb", "0000:3b:00.0"),
                               gpu(2, "GPU-cc", "0000:5e:00.0", {"MIG-x", "MIG-y"})};
-  const auto device = [&](const muster::Environment& environment, int rank) {
-    return device_of_worker(environment, rank, gpus);
+  const auto device = [&](std::optional<std::string_view> variable, int rank) {
+    return device_of_worker(variable, rank, gpus);
   };
   REQUIRE(device({}, 1) == WorkerDevice{"GPU 1 (GPU-bb)", "0000:3b:00.0", 1});
   REQUIRE(device({}, 3) == WorkerDevice{});
-  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "2,0"}}, 0) == WorkerDevice{"GPU 2 (GPU-cc)", "0000:5e:00.0", 2});
-  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "GPU-b"}}, 0) ==
-          WorkerDevice{"GPU 1 (GPU-bb)", "0000:3b:00.0", 1});
-  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "2"}}, 1) == WorkerDevice{});
-  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", ""}}, 0) == WorkerDevice{});
-  REQUIRE(device({{"CUDA_VISIBLE_DEVICES", "MIG-x,MIG-y"}}, 1) ==
-          WorkerDevice{"GPU slice MIG-y", "0000:5e:00.0", 2});
+  REQUIRE(device("2,0", 0) == WorkerDevice{"GPU 2 (GPU-cc)", "0000:5e:00.0", 2});
+  REQUIRE(device("GPU-b", 0) == WorkerDevice{"GPU 1 (GPU-bb)", "0000:3b:00.0", 1});
+  REQUIRE(device("2", 1) == WorkerDevice{});
+  REQUIRE(device("", 0) == WorkerDevice{});
+  REQUIRE(device("MIG-x,MIG-y", 1) == WorkerDevice{"GPU slice MIG-y", "0000:5e:00.0", 2});
   REQUIRE(device_of_worker({}, 0, std::vector<Gpu>(1)) == WorkerDevice{"GPU 0", "", 0});
   REQUIRE(device_of_worker({}, 0, {}) == WorkerDevice{});
 }

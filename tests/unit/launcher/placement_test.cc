@@ -116,7 +116,8 @@ TEST_CASE("cores that do not divide evenly go to the first ranks, and hardware t
   REQUIRE(threads(ranks) == std::vector<int>{3, 2, 2});
 }
 
-TEST_CASE("a rank whose mask forbids the NUMA node of its GPU goes where it would without one, and that is said") {
+TEST_CASE(
+    "a rank whose mask forbids the NUMA node of its GPU goes where it would without one, and that is said") {
   const auto ranks = place(machine(*parse_ranges("16-19,60-63")), gpus_at({0, 2}), 2, Bind::kNuma);
   REQUIRE(cpus(ranks) == Texts{"16-19", "60-63"});
   REQUIRE(ranks[0].numa_node == 1);
