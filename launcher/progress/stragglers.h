@@ -2,8 +2,7 @@
 // Stragglers: which rank holds up the others, by how much and in which phase of its step. The ranks of a
 // synchronous job make steps at the same rate, so that step times do not tell: the slow rank is the one that
 // waits least for the others. A PaceMeter keeps what one worker was doing at its last samples, once a second;
-// find_straggler() compares the ranks' paces. Ranks that are not bound to each other differ in their steps:
-// there it is the one behind. Pure: samples and times in.
+// find_straggler() compares the ranks' paces. Pure: samples and times in.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +23,6 @@ struct RankPace {
   std::int32_t waiting = 0;      // of these in communication with other ranks
   std::string phase;             // the one most seen of the others; empty: none
   std::optional<double> step_s;  // seconds per step
-  std::int64_t steps_made = -1;  // epochs included, to be compared with other ranks; -1: not known
 };
 
 /// "all_reduce", "wait for data": names of what is not the rank's own work.
@@ -40,7 +38,7 @@ class PaceMeter {
  private:
   struct Sample {
     Instant at{};
-    std::int64_t steps_made = -1;
+    std::int64_t steps_made = -1;  // epochs included; -1: not known
     std::string phase;
   };
   std::int64_t epoch_ = -1;
@@ -56,15 +54,13 @@ struct RankOfPace {
 };
 struct Straggler {
   int rank = 0;
-  std::string phase;              // in which it spends its time; empty: not known
-  double seconds_per_step = 0;    // outside communication; 0: not known
-  double percent = 0;             // more than the median rank
-  std::int64_t steps_behind = 0;  // more than 0: its steps are fewer than the median rank's
+  std::string phase;            // in which it spends its time; empty: not known
+  double seconds_per_step = 0;  // outside communication; 0: not known
+  double percent = 0;           // more than the median rank
 };
 /// The rank whose share of samples outside communication exceeds the median rank's by more than the noise of
 /// the samples explains: by (2 + sqrt(2 ln ranks)) standard deviations, since the largest of so many noisy
-/// shares lies sqrt(2 ln ranks) above their mean by chance; and by a tenth of the median's. Before that: a
-/// rank that is behind the median by more steps than the median rank makes in 5 s, and by 3.
+/// shares lies sqrt(2 ln ranks) above their mean by chance; and by a tenth of the median's.
 [[nodiscard]] std::optional<Straggler> find_straggler(std::span<const RankOfPace> ranks);
 
 /// "rank 5 on host-b spends 0.31 s per step in forward, 48 % more than the median rank"

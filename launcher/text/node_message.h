@@ -54,7 +54,7 @@ class TextCleaner {
   }
 };
 
-inline constexpr char kNodeMessageVersion = 5;
+inline constexpr char kNodeMessageVersion = 6;
 
 template <class Value>
 [[nodiscard]] std::string to_node_message(Value value) {

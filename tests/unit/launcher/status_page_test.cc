@@ -36,7 +36,7 @@ NodeStatus node_of(int node, int ranks) {
     rank.state = static_cast<int>(WorkerState::kRunning);
     rank.step = 140;
     rank.loss = 0.123456789;
-    rank.pace = {60, node == 1 && i == 0 ? 0 : 30, "forward", 0.2, 140};
+    rank.pace = {60, node == 1 && i == 0 ? 0 : 30, "forward", 0.2};
   }
   out.events.push_back({1, 100.0 + node, "running", -1, "<script>"});
   return out;

@@ -280,7 +280,7 @@ TEST_CASE("metrics name each rank, and leave out what is not known of it") {
   rank.throughput = 512;
   rank.idle_s = 0.25;
   rank.pace.step_s = 0.125;
-  text = metrics(job, status, here, FoundStraggler{{3, "forward", 0.2, 48, 0}, "node8"});
+  text = metrics(job, status, here, FoundStraggler{{3, "forward", 0.2, 48}, "node8"});
   for (const std::string_view line :
        {"muster_job_generation 5", "muster_job_restarts_used 1", "muster_job_restarts_max 3",
         "muster_job_world_size 4", "muster_workers{state=\"running\"} 1",
