@@ -23,16 +23,14 @@ constexpr std::chrono::seconds kVerdictTimeout = HangSession::kSnapshotTimeout +
 constexpr std::chrono::seconds kAttemptEndTimeout{10};  // for the node that is to end the attempt
 
 // The signs of life of a worker for hang_watch.h: its progress file, the collectives of the runtime or, with
-// a fixed time-out, its output. A worker that waits for the reader of its output, such as a stopped terminal,
-// does not count as idle.
+// a fixed time-out, its output. While nobody reads the agent's own stdout or stderr, such as a stopped
+// terminal, workers that write to it do not count as idle.
 
 bool waits_for_reader(const HangEnvirons& environs, int local_rank) {
   for (const Std stream : {Std::kOut, Std::kErr}) {
     if (!environs.router.is_blocked(stream)) continue;  // a system call
-    // What it writes stays in its pipe, and is no sign.
-    if (environs.router.backpressure(local_rank, stream)) return true;
-    if (blocked_output(environs.group.pid(local_rank)) == stream &&
-        !environs.router.has_file(local_rank, stream))
+    // What it writes goes there alone, or stays in its pipe, and is no sign.
+    if (!environs.router.has_file(local_rank, stream) || environs.router.backpressure(local_rank, stream))
       return true;
   }
   return false;

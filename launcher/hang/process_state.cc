@@ -17,7 +17,6 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::size_t kMaxStateBytes = 65536;
-constexpr int kMaxScripts = 4;  // a script that runs a script
 
 struct Call {
   long number;
@@ -82,18 +81,6 @@ std::optional<CurrentCall> current_call(pid_t pid, int thread) {
   return text ? parse_current_call(*text) : std::nullopt;
 }
 
-Std blocked_output(pid_t pid, int depth) {
-  const auto call = current_call(pid, pid);
-  if (!call) return Std::kNone;
-  if (call->number == SYS_write || call->number == SYS_writev)
-    return call->first_argument == 1 ? Std::kOut : call->first_argument == 2 ? Std::kErr : Std::kNone;
-  if ((call->number != SYS_wait4 && call->number != SYS_waitid) || depth == kMaxScripts) return Std::kNone;
-  const auto children = read_file(fmt::format("/proc/{0}/task/{0}/children", pid), kMaxStateBytes);
-  for (const pid_t child : parse_pids(children.value_or("")))
-    if (const Std found = blocked_output(child, depth + 1); found != Std::kNone) return found;
-  return Std::kNone;
-}
-
 ThreadState read_thread(pid_t pid, int id) {
   ThreadState out;
   out.id = id;
@@ -137,10 +124,6 @@ std::vector<ThreadState> read_threads(pid_t pid, std::size_t most) {
     out.push_back(read_thread(pid, id));
   }
   return out;
-}
-
-Std blocked_output(pid_t pid) {
-  return blocked_output(pid, 0);
 }
 
 bool runs_python(pid_t pid) {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "launcher/hang/snapshot.h"
-#include "launcher/text/rank_ranges.h"
 
 namespace muster::launcher {
 
@@ -20,11 +19,6 @@ namespace muster::launcher {
 
 /// The program it executes is a Python interpreter.
 [[nodiscard]] bool runs_python(pid_t pid);
-
-/// The standard stream to which the process waits to write, by its first thread or by that of the child that
-/// it waits for, as a shell does. kNone: it does not wait so, or the kernel does not show it (ptrace is
-/// forbidden). Costs about 10 us.
-[[nodiscard]] Std blocked_output(pid_t pid);
 
 /// "read" for the number that this machine's kernel has given to read(2); its number if it is not one in
 /// which programs wait.
