@@ -2,8 +2,6 @@
 #include "launcher/hang/snapshot.h"
 
 #include <algorithm>
-#include <array>
-#include <utility>
 
 #include "launcher/text/node_message.h"
 
@@ -12,19 +10,15 @@ namespace {
 
 constexpr Millis kMostIdle = std::chrono::hours(24 * 365);  // a message may have any number
 
-/// Leaves out more of each rank with each round: first most threads and stacks, then all but the main
-/// thread's, then those, then all collectives but four, then each second rank, of those that hang and of the
-/// others.
+/// Leaves out more with each round: first most threads and stacks, then all but the main thread's, then those
+/// and all collectives but four, then the ranks.
 void thin(NodeSnapshot& snapshot, int round) {
   const std::size_t threads = round == 0 ? 8 : round == 1 ? 1 : 0;
   auto& ranks = snapshot.report.ranks;
-  if (round > 32) snapshot.report = {};  // of what another node sent, texts alone may be too much
   if (round > 2) {
-    std::array<bool, 2> second{};
-    const auto drops = [&](const RankSnapshot& rank) {
-      return std::exchange(second[rank.stalled ? 1 : 0], !second[rank.stalled ? 1 : 0]);
-    };
-    snapshot.report.left_out += static_cast<int>(std::erase_if(ranks, drops));
+    const auto left_out = static_cast<int>(ranks.size());
+    snapshot.report = {};  // of what another node sent, texts alone may be too much
+    snapshot.report.left_out = left_out;
   }
   for (RankSnapshot& rank : ranks) {
     rank.threads.resize(std::min(rank.threads.size(), threads));

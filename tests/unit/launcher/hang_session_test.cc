@@ -221,24 +221,13 @@ TEST_CASE("a list that is too long is cut where it is sent, so that the rest of 
   REQUIRE(told->text == "hang of rank 5");
 }
 
-TEST_CASE(
-    "a part that hardly fits keeps ranks that hang and ranks that do not, by rank, and says what is "
-    "missing") {
-  NodeSnapshot part = snapshot_of(0, true, std::vector<std::string>(1024, std::string(1000, 'x')));
-  for (RankSnapshot& rank : part.report.ranks) rank.stalled = rank.rank != 1023;
-  const std::string message = to_message(part);
-  REQUIRE(message.size() <= kMaxNodeMessageBytes);
-  const auto read = from_node_message<NodeSnapshot>(message, "");
+TEST_CASE("of a part of which not even the ranks fit their number is told") {
+  const NodeSnapshot part = snapshot_of(0, true, std::vector<std::string>(1024, std::string(1000, 'x')));
+  const auto read = from_node_message<NodeSnapshot>(to_message(part), "");
   REQUIRE(read);
-  const auto& ranks = read->report.ranks;
-  REQUIRE(ranks.size() > 100);
-  REQUIRE(ranks.size() + static_cast<std::size_t>(read->report.left_out) == 1024);
-  REQUIRE(ranks.back().rank == 1023);
-  REQUIRE(std::is_sorted(ranks.begin(), ranks.end(),
-                         [](const auto& a, const auto& b) { return a.rank < b.rank; }));
-  const HangReport report = merged({{0, *read}}, 1);
-  REQUIRE(report.left_out == read->report.left_out);
-  for (const std::string& line : hang_head(report)) REQUIRE(line.find("all ranks") == std::string::npos);
+  REQUIRE(read->hanging);
+  REQUIRE(read->report.ranks.empty());
+  REQUIRE(merged({{0, *read}}, 1).left_out == 1024);
 }
 
 TEST_CASE("numbers of another node that cannot be true overflow nothing") {
