@@ -195,16 +195,15 @@ void HangMonitor::read_snapshot() {
   snapshot_ = {};
   look();
   const Instant now = SteadyClock::now();
-  const bool watching = watch_->next_look().has_value();
   snapshot_.action = environs_.job.hang.action;
   HangReport& report = snapshot_.report;
   report.host = environs_.job.host;
   report.wall_time_s = std::time(nullptr);
-  const std::vector<int> stalled = watching ? watch_->stalled_for(usual_limit(), now) : std::vector<int>();
+  const std::vector<int> stalled = watch_->stalled_for(watch_->usual_limit(), now);
   for (const int rank : stalled)
     if (const auto own = watch_->limit(rank); own && watch_->idle_time(rank, now) >= *own)
       report.limit = std::max(report.limit, *own);
-  if (report.limit.count() == 0) report.limit = usual_limit();
+  if (report.limit.count() == 0) report.limit = watch_->usual_limit();
   for (int local_rank = 0; local_rank < environs_.job.local_world_size; ++local_rank) {
     const WorkerSeen& of_rank = seen_[static_cast<std::size_t>(local_rank)];
     RankSnapshot& rank = report.ranks.emplace_back();
@@ -213,7 +212,7 @@ void HangMonitor::read_snapshot() {
     rank.node = environs_.assignment.group_rank;
     rank.pid = environs_.group.pid(local_rank);
     rank.ended = ended_[static_cast<std::size_t>(local_rank)];
-    rank.watched = watching && watch_->watched(local_rank);
+    rank.watched = watch_->watched(local_rank);
     rank.stalled = std::find(stalled.begin(), stalled.end(), local_rank) != stalled.end();
     if (rank.stalled) rank.idle_time = watch_->idle_time(local_rank, now);
     report.idle_time = std::max(report.idle_time, rank.idle_time);
@@ -235,16 +234,6 @@ void HangMonitor::read_snapshot() {
     look();
     snapshot_complete();
   });
-}
-
-/// Of workers whose first steps are over.
-Millis HangMonitor::usual_limit() const {
-  if (environs_.job.hang.watch == HangRules::Watch::kFixed) return environs_.job.hang.limit;
-  Millis out = HangWatch::kLeastLimit;
-  for (int rank = 0; watch_->next_look() && rank < environs_.job.local_world_size; ++rank)
-    if (const auto own = watch_->limit(rank); own && *own != HangWatch::kFirstSteps)
-      out = std::max(out, *own);
-  return out;
 }
 
 void HangMonitor::snapshot_complete() {

@@ -92,7 +92,6 @@ class HangMonitor {
   void look();
   void hang_over();
   void read_snapshot();
-  [[nodiscard]] Millis usual_limit() const;
   void snapshot_complete();
   void execute(const HangSession::Actions& actions);
   void publish(const std::map<int, NodeSnapshot>& snapshots, bool hanging);

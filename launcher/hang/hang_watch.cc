@@ -13,17 +13,16 @@ constexpr Millis kLate{1000};
 }  // namespace
 
 HangWatch::HangWatch(const HangRules& rules, std::size_t workers, Instant now) : rules_(rules) {
-  if (rules.watch == HangRules::Watch::kOff || workers == 0) return;
   workers_.resize(workers);
   for (Worker& worker : workers_) {
     worker.last.running = true;
     worker.moved = now;
   }
-  plan_next(now);
+  if (rules.watch != HangRules::Watch::kOff) plan_next(now);
 }
 
 bool HangWatch::is_watched(const Worker& worker) const {
-  if (!worker.last.running || worker.last.paused) return false;
+  if (!next_look_ || !worker.last.running || worker.last.paused) return false;
   return worker.last.reports || rules_.watch == HangRules::Watch::kFixed;
 }
 
@@ -33,8 +32,12 @@ std::optional<Millis> HangWatch::limit(int index) const {
   // The others may wait for the one that announced a pause.
   if (someone_paused_) return std::nullopt;
   const bool warm = worker.last.warmed_up || worker.signs >= kFirstSigns;
-  if (rules_.watch == HangRules::Watch::kFixed) return warm ? rules_.limit : rules_.start;
-  if (!warm) return kFirstSteps;
+  if (warm) return usual_limit();
+  return rules_.watch == HangRules::Watch::kFixed ? rules_.start : kFirstSteps;
+}
+
+Millis HangWatch::usual_limit() const {
+  if (rules_.watch == HangRules::Watch::kFixed) return rules_.limit;
   return std::max<Millis>(kLeastLimit, longest_ * kPauseFactor);
 }
 

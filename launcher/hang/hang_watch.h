@@ -65,6 +65,8 @@ class HangWatch {
   [[nodiscard]] Millis idle_time(int worker, Instant now) const;
   /// Nothing: this worker may be idle for ever.
   [[nodiscard]] std::optional<Millis> limit(int worker) const;
+  /// Of workers whose first steps are over.
+  [[nodiscard]] Millis usual_limit() const;
 
  private:
   struct Worker {
