@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/report/gpu_holders.h"
 #include "rendezvous/base/archive.h"
 #include "rendezvous/base/syscall.h"
 
@@ -21,11 +22,6 @@ constexpr std::size_t kMostHolds = 500;  // that are told of
 constexpr std::size_t kMostReleaseBytes = 256 * 1024;
 
 }  // namespace
-
-std::string describe(const GpuHold& hold) {
-  return fmt::format("pid {}{} {} {}", hold.use.pid, hold.worker ? "" : ", which a worker started,",
-                     hold.ended ? "has ended and still" : "still", describe(hold.use));
-}
 
 GpuRelease::GpuRelease(boost::asio::io_context& io, GpuPaths paths, bool enabled)
     : paths_(std::move(paths)), enabled_(enabled), output_(io), deadline_(io) {}
@@ -49,41 +45,42 @@ void GpuRelease::look(const Descendants& descendants) {
   for (const ProcessStat& process : descendants.look()) add({process.pid, process.start_ticks}, false);
 }
 
-/// Of our processes, by the numbers that NVML lists.
-std::vector<GpuHold> GpuRelease::holds(const Nvml& nvml) const {
-  std::vector<GpuHold> out;
-  for (GpuUse& use : gpu_uses(nvml)) {
+/// Of our processes, by the numbers that NVML lists, a line for each: "pid 77, which a worker started, has
+/// ended and still holds 71.2 GiB of GPU 3 (GPU-5a..)".
+std::vector<std::string> GpuRelease::holds(const Nvml& nvml) const {
+  std::vector<std::string> out;
+  for (const GpuUse& use : gpu_uses(nvml)) {
     const auto found = std::find_if(processes_.begin(), processes_.end(),
                                     [&](const Process& our) { return our.mark.pid == use.pid; });
     if (found == processes_.end()) continue;
     const auto now = mark_of(use.pid);
     // The number may belong to another process by now.
     if (now && found->mark.start_ticks != 0 && *now != found->mark) continue;
-    out.push_back({std::move(use), found->worker, !now});
+    out.push_back(fmt::format("pid {}{} {} {}", use.pid, found->worker ? "" : ", which a worker started,",
+                              now ? "still" : "has ended and still", describe(use)));
   }
   return out;
 }
 
 /// In the helper process. One message: a line for each hold, none also where there is nobody to ask.
 void GpuRelease::ask(Instant deadline, int out) const {
-  std::vector<std::string> lines;
+  std::vector<std::string> held;
   if (const auto nvml = Nvml::open(paths_.library)) {
-    std::vector<GpuHold> held = holds(*nvml);
+    held = holds(*nvml);
     while (!held.empty() && SteadyClock::now() < deadline) {
       const timespec pause{0, std::chrono::nanoseconds(kBetweenLooks).count()};
       ::nanosleep(&pause, nullptr);
       held = holds(*nvml);
     }
-    for (const GpuHold& hold : held)
-      if (lines.size() < kMostHolds) lines.push_back(describe(hold));
   }
+  held.resize(std::min(held.size(), kMostHolds));
   std::string bytes;
-  ArchiveWriter{bytes}(lines);
+  ArchiveWriter{bytes}(held);
   (void)::send(out, bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
 
 bool GpuRelease::begin(Millis timeout, Done done) {
-  if (!enabled_ || processes_.empty() || (paths_.library.empty() && !has_gpu_driver(paths_))) return false;
+  if (!enabled_ || processes_.empty() || !has_gpu_driver(paths_)) return false;
   const Instant deadline = SteadyClock::now() + timeout;
   auto helper = HelperProcess::start({.name = "job-gpu-free", .socket_type = SOCK_SEQPACKET},
                                      [this, deadline](int out) { ask(deadline, out); });

@@ -21,20 +21,10 @@
 #include "launcher/hardware/nvml.h"
 #include "launcher/process/descendants.h"
 #include "launcher/process/helper_process.h"
-#include "launcher/report/gpu_holders.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
 
 namespace muster::launcher {
-
-struct GpuHold {
-  GpuUse use;
-  bool worker = true;  // else a worker started it
-  bool ended = true;
-};
-
-/// "pid 77, which a worker started, has ended and still holds 71.2 GiB of GPU 3 (GPU-5a..)". Pure.
-[[nodiscard]] std::string describe(const GpuHold& hold);
 
 class GpuRelease {
  public:
@@ -61,7 +51,7 @@ class GpuRelease {
   };
 
   void ask(Instant deadline, int out) const;
-  [[nodiscard]] std::vector<GpuHold> holds(const Nvml& nvml) const;
+  [[nodiscard]] std::vector<std::string> holds(const Nvml& nvml) const;
   void finish();
 
   GpuPaths paths_;

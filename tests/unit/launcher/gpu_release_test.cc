@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "launcher/report/gpu_holders.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/unique_fd.h"
 #include "tests/support/catch.h"
@@ -200,6 +201,5 @@ TEST_CASE("without a driver or a worker there is nothing to wait for") {
   GpuRelease without(io, none, true);
   without.started(worker);
   REQUIRE(wait_for(without, io, std::chrono::seconds(60))->empty());
-  REQUIRE(describe(GpuHold{{.gpu = 3, .uuid = "GPU-5a", .pid = 77}}) ==
-          "pid 77 has ended and still holds memory of GPU 3 (GPU-5a)");
+  REQUIRE(describe(GpuUse{.gpu = 3, .uuid = "GPU-5a", .pid = 77}) == "holds memory of GPU 3 (GPU-5a)");
 }
