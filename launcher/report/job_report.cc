@@ -16,6 +16,7 @@
 #include "launcher/text/json_fields.h"
 #include "launcher/text/node_message.h"
 #include "launcher/text/rank_ranges.h"
+#include "launcher/text/seconds_text.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/text.h"
@@ -280,10 +281,9 @@ std::string traceback(const WorkerOutcome& outcome) {
   return "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html";
 }
 
-std::string format_failure(std::size_t index, const WorkerOutcome& outcome, const std::string& host,
-                           const LocalTime& local_time) {
+std::string format_failure(std::size_t index, const WorkerOutcome& outcome, const std::string& host) {
   std::string out = fmt::format("[{}]:\n", index);
-  out += fmt::format("  time      : {}\n", local_time(outcome.wall_time_s));
+  out += fmt::format("  time      : {}\n", local_time_text(outcome.wall_time_s, "%Y-%m-%d_%H:%M:%S"));
   out += fmt::format("  host      : {}\n", host);
   out += fmt::format("  rank      : {} (local_rank: {})\n", outcome.rank, outcome.local_rank);
   out += fmt::format("  exitcode  : {} (pid: {}) {}{}\n", outcome.end.torchrun_code(), outcome.pid,
@@ -368,7 +368,7 @@ std::string outcome_line(const WorkerOutcome& outcome, const std::string& host) 
                      why.empty() ? "" : fmt::format(" ({})", why));
 }
 
-std::string format_report(const JobReport& report, const Verdict& verdict, const LocalTime& local_time) {
+std::string format_report(const JobReport& report, const Verdict& verdict) {
   std::string others, root;
   std::vector<int> stopped, consequences;
   std::size_t index = 0;
@@ -381,12 +381,12 @@ std::string format_report(const JobReport& report, const Verdict& verdict, const
       if (worker.pid == 0) continue;  // said in the last line
       if (part == Part::kStopped) stopped.push_back(worker.rank);
       if (part == Part::kConsequence) consequences.push_back(worker.rank);
-      if (part == Part::kRoot) root = format_failure(index++, worker, node.host, local_time);
+      if (part == Part::kRoot) root = format_failure(index++, worker, node.host);
       if (part != Part::kFailed) continue;
       if (index > kMaxOthers) {
         ++not_shown;
       } else {
-        others += format_failure(index++, worker, node.host, local_time);
+        others += format_failure(index++, worker, node.host);
       }
     }
   }

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -95,12 +94,9 @@ struct JobReport {
 /// report.json. `verdict`: of report.nodes.
 [[nodiscard]] std::string to_json(const JobReport& report, const Verdict& verdict);
 
-using LocalTime = std::function<std::string(std::int64_t seconds)>;  // "2026-11-21_06:05:02"
-
 /// The text for the terminal. Workers that muster terminated, and those whose failure followed from another
 /// one, are one line each kind. Empty if no worker failed by itself.
-[[nodiscard]] std::string format_report(const JobReport& report, const Verdict& verdict,
-                                        const LocalTime& local_time);
+[[nodiscard]] std::string format_report(const JobReport& report, const Verdict& verdict);
 
 /// "rank 3 (local_rank 1, pid 77) on host-a exited with code 7 (ValueError: boom at train.py:12)": the first
 /// line a person should read.

@@ -15,7 +15,6 @@
 #include "launcher/report/gpu_metrics.h"
 #include "launcher/report/job_report.h"
 #include "launcher/report/kernel_log.h"
-#include "launcher/text/seconds_text.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -202,8 +201,7 @@ NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outco
 std::string PostMortem::publish(const JobReport& report, const LogDirectory& directory,
                                 OutputSink& err) const {
   const Verdict verdict = judge(report.nodes, report.notice);
-  std::string text = format_report(
-      report, verdict, [](std::int64_t seconds) { return local_time_text(seconds, "%Y-%m-%d_%H:%M:%S"); });
+  std::string text = format_report(report, verdict);
   if (!text.empty()) err.write(text);
   if (directory.enabled() && directory.temporary_base().empty()) {
     const std::string path = directory.path() + "/report.json";

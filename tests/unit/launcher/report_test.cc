@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <stdlib.h>
+#include <time.h>
+
 #include <climits>
 
 #include "launcher/report/job_report.h"
@@ -10,13 +13,15 @@ using namespace muster::launcher;
 
 namespace {
 
+constexpr std::int64_t kTime = 1'795'241'100;  // 2026-11-21 06:05:00 UTC
+
 WorkerOutcome failed(int rank, int pid, ProcessEnd end, std::int64_t time_s) {
   WorkerOutcome out;
   out.local_rank = rank - 2;
   out.rank = rank;
   out.pid = pid;
   out.end = end;
-  out.wall_time_s = time_s;
+  out.wall_time_s = kTime + time_s;
   return out;
 }
 
@@ -24,10 +29,6 @@ WorkerOutcome stopped(int rank) {
   WorkerOutcome out = failed(rank, 1000 + rank, {.signal = 15}, 9);
   out.stopped_by_us = true;
   return out;
-}
-
-std::string local_time(std::int64_t s) {
-  return "2026-11-21_06:05:0" + std::to_string(s);
 }
 
 JobReport report_of(std::vector<WorkerOutcome> outcomes) {
@@ -41,7 +42,9 @@ JobReport report_of(std::vector<WorkerOutcome> outcomes) {
 }
 
 std::string text_of(const JobReport& report) {
-  return format_report(report, judge(report.nodes, report.notice), local_time);
+  ::setenv("TZ", "UTC", 1);
+  ::tzset();
+  return format_report(report, judge(report.nodes, report.notice));
 }
 
 }  // namespace
