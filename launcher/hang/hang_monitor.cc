@@ -142,10 +142,9 @@ void HangMonitor::deadline_passed() {
     const RankSnapshot& named = suspect(snapshot_.report);
     return callbacks_.act(named.local_rank, hang_line(snapshot_.report, named));
   }
-  environs_.log.warning("a hang: node 0 does not answer; this node reports its own part");
-  alone_ = true;
-  if (phase == Phase::kReported) return read_snapshot();
-  publish({{environs_.assignment.group_rank, snapshot_}}, true);
+  environs_.log.warning("a hang: node 0 does not answer, and is told again");
+  send(Kind::kDetected);
+  enter(Phase::kReported);
 }
 
 // Looks.
@@ -181,7 +180,6 @@ void HangMonitor::look() {
 void HangMonitor::hang_over() {
   if (phase_ == Phase::kReading) return;  // the snapshot says so
   if (session_) return execute(session_->over(0));
-  if (std::exchange(alone_, false)) return log_over();
   send(Kind::kOver);
   if (phase_ != Phase::kReported)
     hang_log_.set_over(std::chrono::duration_cast<Millis>(SteadyClock::now() - hang_began_));
@@ -242,12 +240,6 @@ void HangMonitor::snapshot_complete() {
     rank.ended = ended_[static_cast<std::size_t>(rank.local_rank)];
   enter(Phase::kWatching);
   if (session_) return execute(session_->snapshot(0, session_->number(), snapshot_, SteadyClock::now()));
-  if (alone_) {
-    alone_ = snapshot_.hanging;
-    publish({{environs_.assignment.group_rank, snapshot_}}, snapshot_.hanging);
-    if (!snapshot_.hanging) log_over();
-    return;
-  }
   send(Kind::kSnapshot, to_message(snapshot_));
   hang_log_.add(snapshot_.report);
   enter(Phase::kSent);
@@ -262,12 +254,15 @@ void HangMonitor::execute(const HangSession::Actions& actions) {
     if (phase_ != Phase::kReading) read_snapshot();
   }
   if (actions.known) send(Kind::kAlreadyReported);
-  if (actions.publish) publish(session_->snapshots(), session_->hanging());
+  if (actions.publish) publish();
   if (actions.over) log_over();
   if (session_ && session_->deadline()) wait_until(*session_->deadline());
 }
 
-void HangMonitor::publish(const std::map<int, NodeSnapshot>& snapshots, bool hanging) {
+/// On node 0.
+void HangMonitor::publish() {
+  const auto& snapshots = session_->snapshots();
+  const bool hanging = session_->hanging();
   HangReport report =
       only_node() ? snapshot_.report : merged(snapshots, environs_.assignment.group_world_size);
   if (only_node()) report.outliers = find_outliers(report.ranks);
@@ -300,10 +295,8 @@ void HangMonitor::publish(const std::map<int, NodeSnapshot>& snapshots, bool han
   if (!hang_log_.file().empty()) text += fmt::format("  all stacks and states: {}\n", hang_log_.file());
   environs_.err.write(text);
   callbacks_.published(verdict.text, std::move(text));
-  if (session_) {
-    send(Kind::kVerdict, to_node_message(verdict));
-    if (verdict.paused) session_->forget();
-  }
+  send(Kind::kVerdict, to_node_message(verdict));
+  if (verdict.paused) session_->forget();
   conclude(verdict);
 }
 
@@ -361,7 +354,6 @@ void HangMonitor::on_message(const control::Hang& message) {
       return execute(session_->over(message.group_rank));
     case Kind::kRequestSnapshot:
       number_ = message.number;
-      alone_ = false;
       if (phase_ != Phase::kReading) read_snapshot();
       return;
     case Kind::kVerdict: {

@@ -4,8 +4,8 @@
 // agent where --on-hang asks for more. Node 0 of several nodes leads (hang_session.h): a node whose workers
 // hang reports it to node 0, all nodes send a snapshot, node 0 publishes the report and announces the
 // verdict, and the node of the rank that it names ends the attempt. Stacks are read before anybody is
-// signalled. Where node 0 does not answer in time, a node acts alone. Owned by an Attempt; one loop. Nothing
-// here fails.
+// signalled. Node 0 is told again where it does not answer in time; where the node that was named does not
+// end the attempt, each one does. Owned by an Attempt; one loop. Nothing here fails.
 #pragma once
 
 #include <functional>
@@ -94,7 +94,7 @@ class HangMonitor {
   void read_snapshot();
   void snapshot_complete();
   void execute(const HangSession::Actions& actions);
-  void publish(const std::map<int, NodeSnapshot>& snapshots, bool hanging);
+  void publish();
   void conclude(const HangVerdict& verdict);
   void log_over();
   void send(Kind kind, std::string payload = {});
@@ -109,7 +109,6 @@ class HangMonitor {
   std::vector<std::string> ended_;      // by local rank; empty: it runs
   std::vector<WorkerSeen> seen_;        // by the last look
   Phase phase_ = Phase::kWatching;
-  bool alone_ = false;     // this node publishes its own report: node 0 does not answer
   int number_ = 0;         // of the hang, as node 0 counts
   NodeSnapshot snapshot_;  // of the present or last hang
   Instant hang_began_{};
