@@ -157,7 +157,6 @@ int threads_of(const Cores& cores, const std::vector<int>& users) {
 /// Memory comes first from where the CPUs are. On several nodes the kernel's default, the node of the CPU
 /// that asks, is right already.
 void bind(const Topology& topology, const Slot& slot, RankPlacement& out) {
-  out.bound = true;
   out.binding.cpus = to_mask(out.cpus);
   const int node = topology.cores[slot.cores.front()].numa_node;
   const bool one_node = std::all_of(slot.cores.begin(), slot.cores.end(),

@@ -44,8 +44,7 @@ struct RankPlacement {
   CpuSet cpus;             // that it may use: bound to, or the mask
   int cores = 0;           // these make
   int threads = 1;         // its share, for OMP_NUM_THREADS
-  bool bound = false;
-  std::string note;  // why it is not where one would expect it
+  std::string note;        // why it is not where one would expect it
   Binding binding;
 };
 

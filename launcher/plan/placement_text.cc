@@ -26,7 +26,7 @@ std::string or_dash(std::string text) {
 }
 
 std::string memory_text(const RankPlacement& rank) {
-  if (!rank.bound) return "-";
+  if (rank.binding.cpus.empty()) return "-";
   return rank.binding.memory_nodes.empty() ? "local" : fmt::format("prefer {}", rank.numa_node);
 }
 
@@ -70,7 +70,7 @@ Row placement_row(const Job& job, int local_rank) {
           rank.device.starts_with("MIG-") ? rank.device : or_dash(rank.gpu ? rank.gpu->uuid : ""),
           or_dash(rank.gpu ? rank.gpu->pci : ""),
           rank.numa_node < 0 ? "-" : std::to_string(rank.numa_node),
-          (rank.bound ? "" : "any of ") + to_ranges(rank.cpus),
+          (rank.binding.cpus.empty() ? "any of " : "") + to_ranges(rank.cpus),
           std::to_string(rank.cores),
           memory_text(rank)};
 }

@@ -71,7 +71,7 @@ TEST_CASE("ranks go to the NUMA node, socket or share of cores that is nearest t
   REQUIRE(threads(eight) == std::vector<int>(8, 4));
   for (int i = 0; i < 8; ++i) {
     const RankPlacement& rank = eight[static_cast<std::size_t>(i)];
-    REQUIRE(rank.bound);
+    REQUIRE_FALSE(rank.binding.cpus.empty());
     REQUIRE(rank.numa_node == i / 2);
     REQUIRE(rank.logical == i);
     REQUIRE(rank.gpu->uuid == "GPU-" + std::to_string(i));
@@ -163,7 +163,7 @@ TEST_CASE("without a binding a rank may use the whole mask, and its threads are 
   const auto ranks = place(machine(*parse_ranges("0-15")), gpus_at(kEightGpus), 3, Bind::kNone);
   REQUIRE(cpus(ranks) == Texts{"0-15", "0-15", "0-15"});
   REQUIRE(threads(ranks) == std::vector<int>{2, 2, 2});
-  REQUIRE_FALSE(ranks[0].bound);
+  REQUIRE(ranks[0].binding.cpus.empty());
   REQUIRE(ranks[0].binding == Binding{});
   REQUIRE(ranks[2].numa_node == 1);
   REQUIRE(threads(place(machine(), {}, 100, Bind::kNone))[0] == 1);
