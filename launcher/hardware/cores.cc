@@ -7,7 +7,6 @@
 #include <iterator>
 #include <sched.h>
 #include <string_view>
-#include <unistd.h>
 
 #include <climits>
 
@@ -92,9 +91,7 @@ CpuSet current_affinity() {
 }
 
 int count_cpus() {
-  if (const CpuSet mask = current_affinity(); !mask.empty()) return static_cast<int>(mask.size());
-  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
-  return online > 0 ? static_cast<int>(online) : 1;
+  return std::max(1, static_cast<int>(current_affinity().size()));
 }
 
 int cpu_quota(const CoreFiles& files) {
