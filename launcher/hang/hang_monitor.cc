@@ -221,7 +221,6 @@ void HangMonitor::read_snapshot() {
     if (!of_rank.sign.running) continue;
     // Before any tool: those stop what they look at.
     rank.threads = read_threads(rank.pid, kMaxThreads);
-    rank.python = runs_python(rank.pid);
   }
   hang_began_ = now - report.idle_time;
   look_timer_.cancel();

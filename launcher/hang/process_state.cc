@@ -126,10 +126,4 @@ std::vector<ThreadState> read_threads(pid_t pid, std::size_t most) {
   return out;
 }
 
-bool runs_python(pid_t pid) {
-  std::error_code error;
-  const auto path = std::filesystem::read_symlink(fmt::format("/proc/{}/exe", pid), error);
-  return !error && path.filename().string().starts_with("python");
-}
-
 }  // namespace muster::launcher

@@ -17,9 +17,6 @@ namespace muster::launcher {
 /// The process' own thread first, and no more than `most`. Empty: it is gone.
 [[nodiscard]] std::vector<ThreadState> read_threads(pid_t pid, std::size_t most);
 
-/// The program it executes is a Python interpreter.
-[[nodiscard]] bool runs_python(pid_t pid);
-
 /// "read" for the number that this machine's kernel has given to read(2); its number if it is not one in
 /// which programs wait.
 [[nodiscard]] std::string call_name(long number);

@@ -39,7 +39,6 @@ struct RankSnapshot {
   int local_rank = 0;
   int pid = 0;
   int node = 0;               // of the world
-  bool python = false;        // it runs a Python interpreter
   std::string ended = {};     // "exited with code 0"; empty: it runs
   bool watched = true;        // it reports progress, or has to
   std::string paused = {};    // why its idle time means nothing: "announced a pause"; empty: it does

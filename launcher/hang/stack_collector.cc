@@ -91,10 +91,10 @@ void StackCollector::collect(std::vector<RankSnapshot>& ranks, std::function<voi
       continue;
     }
     Task task{&rank, {}};
-    for (const StackTool tool : tools_for(rank.python))
+    for (const StackTool tool : kStackTools)
       if (!find(tool).empty()) task.tools.push_back(tool);
     if (task.tools.empty()) {
-      rank.tool_problem = rank.python ? "neither py-spy nor gdb is in PATH" : "gdb is not in PATH";
+      rank.tool_problem = "neither py-spy nor gdb is in PATH";
       continue;
     }
     open_.push_back(std::move(task));

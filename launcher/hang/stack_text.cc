@@ -62,11 +62,6 @@ std::string_view name_of(StackTool tool) {
   return tool == StackTool::kPySpy ? "py-spy" : "gdb";
 }
 
-std::vector<StackTool> tools_for(bool python) {
-  if (python) return {StackTool::kPySpy, StackTool::kGdb};
-  return {StackTool::kGdb};
-}
-
 std::vector<std::string> arguments_of(StackTool tool, const std::string& path, int pid) {
   const std::string number = std::to_string(pid);
   if (tool == StackTool::kPySpy) return {path, "dump", "--pid", number};

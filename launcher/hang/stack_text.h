@@ -3,6 +3,7 @@
 // functions. Pure. Output that is not understood is left out.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,11 +13,10 @@
 
 namespace muster::launcher {
 
+/// In the order in which they are to be tried: py-spy gives up at once on what is no Python program.
 enum class StackTool { kPySpy, kGdb };
+inline constexpr std::array kStackTools = {StackTool::kPySpy, StackTool::kGdb};
 [[nodiscard]] std::string_view name_of(StackTool tool);
-
-/// In the order in which they are to be tried.
-[[nodiscard]] std::vector<StackTool> tools_for(bool python);
 
 /// argv; argv[0] is `path`.
 [[nodiscard]] std::vector<std::string> arguments_of(StackTool tool, const std::string& path, int pid);

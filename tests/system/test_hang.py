@@ -49,7 +49,7 @@ def test_without_tools_the_kernel_says_where_they_wait(muster, err):
     _, env = without_tools(muster.tmp_path)
     process = start(muster, err, env=env)
     err.wait(r"hang\.json\n")
-    assert "no stack: gdb is not in PATH" in err.text()
+    assert "no stack: neither py-spy nor gdb is in PATH" in err.text()
     (hang,) = read_hangs(muster.tmp_path / "logs")
     assert hang["outlier_ranks"] == [1]
     for rank in hang["ranks"]:
