@@ -7,12 +7,11 @@ namespace muster::launcher {
 
 HangSession::Actions HangSession::reported(int node, Instant now) {
   // A node reports each hang once: one that is known to hang has another one.
-  const bool again = phase_ == Phase::kReported && hanging_.contains(node);
-  if (phase_ != Phase::kNone && !again) {
+  const bool asking = deadline_.has_value();
+  if (asking || (hanging() && !hanging_.contains(node))) {
     hanging_.insert(node);
-    return {.known = phase_ == Phase::kReported};
+    return {.known = !asking};
   }
-  phase_ = Phase::kAsking;
   ++number_;
   hanging_ = {node};
   snapshots_.clear();
@@ -23,7 +22,7 @@ HangSession::Actions HangSession::reported(int node, Instant now) {
 
 HangSession::Actions HangSession::snapshot(int node, int number, std::optional<NodeSnapshot> snapshot,
                                            Instant now) {
-  if (phase_ != Phase::kAsking || number != number_ || awaited_.erase(node) == 0) return {};
+  if (!deadline_ || number != number_ || awaited_.erase(node) == 0) return {};
   if (snapshot) {
     if (snapshot->hanging)
       hanging_.insert(node);
@@ -35,10 +34,8 @@ HangSession::Actions HangSession::snapshot(int node, int number, std::optional<N
 }
 
 HangSession::Actions HangSession::over(int node) {
-  if (phase_ == Phase::kNone || hanging_.erase(node) == 0) return {};
-  if (phase_ != Phase::kReported || !hanging_.empty()) return {};
-  forget();
-  return {.over = true};
+  const bool last = hanging_.erase(node) == 1 && hanging_.empty();
+  return {.over = last && !deadline_};
 }
 
 HangSession::Actions HangSession::tick(Instant now) {
@@ -49,12 +46,10 @@ HangSession::Actions HangSession::publish() {
   deadline_.reset();
   // A node that did not answer would not report the end of its hang either.
   std::erase_if(hanging_, [this](int node) { return !snapshots_.contains(node); });
-  phase_ = hanging_.empty() ? Phase::kNone : Phase::kReported;
-  return {.publish = true, .over = hanging_.empty()};
+  return {.publish = true, .over = !hanging()};
 }
 
 void HangSession::forget() {
-  phase_ = Phase::kNone;
   hanging_.clear();
   deadline_.reset();
 }

@@ -47,17 +47,14 @@ class HangSession {
   [[nodiscard]] const std::map<int, NodeSnapshot>& snapshots() const { return snapshots_; }
 
  private:
-  enum class Phase { kNone, kAsking, kReported };
-
   [[nodiscard]] Actions publish();
 
   int nodes_;
-  Phase phase_ = Phase::kNone;
   int number_ = 0;
   std::set<int> hanging_;  // nodes
   std::set<int> awaited_;  // nodes whose snapshot has not come
   std::map<int, NodeSnapshot> snapshots_;
-  std::optional<Instant> deadline_;
+  std::optional<Instant> deadline_;  // while nodes are asked
 };
 
 }  // namespace muster::launcher
