@@ -94,12 +94,10 @@ Result<Topology> to_values(hwloc_topology* topology, const CpuSet& affinity) {
   return out;
 }
 
-Result<Handle> load(const std::string& description) {
+Result<Handle> load() {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return fail(ErrorCode::kExhausted, "hwloc: no memory for a topology");
   Handle topology(raw);
-  if (!description.empty() && hwloc_topology_set_synthetic(raw, description.c_str()) != 0)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("hwloc: {} describes no topology", description));
   // Linux tells all that is read here. hwloc's x86 part would move this thread from CPU to CPU to ask each,
   // which waits for a turn on every one: 50 ms on two busy ones, against 1 ms.
   hwloc_topology_set_components(raw, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "x86");
@@ -122,16 +120,11 @@ bool memory_policy_allowed() {
 }  // namespace
 
 Result<Topology> read_topology(const CpuSet& affinity) {
-  MUSTER_TRY(const Handle topology, load({}));
+  MUSTER_TRY(const Handle topology, load());
   const bool real = hwloc_topology_is_thissystem(topology.get()) != 0;
   MUSTER_TRY(Topology out, to_values(topology.get(), real ? affinity : CpuSet{}));
   out.memory_policy = memory_policy_allowed();
   return out;
-}
-
-Result<Topology> synthetic_topology(const std::string& description, const CpuSet& affinity) {
-  MUSTER_TRY(const Handle topology, load(description));
-  return to_values(topology.get(), affinity);
 }
 
 }  // namespace muster::launcher

@@ -34,7 +34,4 @@ struct Topology {
 /// machine, or the mask leaves nothing of it.
 [[nodiscard]] Result<Topology> read_topology(const CpuSet& affinity);
 
-/// Of a description as in HWLOC_SYNTHETIC, for tests.
-[[nodiscard]] Result<Topology> synthetic_topology(const std::string& description, const CpuSet& affinity);
-
 }  // namespace muster::launcher

@@ -11,6 +11,7 @@
 #include "launcher/hardware/topology.h"
 #include "tests/support/catch.h"
 #include "tests/support/fieldwise.h"
+#include "tests/support/synthetic_topology.h"
 #include "tests/support/temporary_directory.h"
 
 using namespace muster;
@@ -67,7 +68,7 @@ TEST_CASE("this machine's topology covers exactly the CPUs of the mask") {
 }
 
 TEST_CASE("a topology keeps the allowed threads of each core, with its node, socket and cache") {
-  const auto topology = synthetic_topology("pack:2 numa:1 l3:2 core:2 pu:2", *parse_ranges("1-5,15"));
+  const auto topology = test::synthetic_topology("pack:2 numa:1 l3:2 core:2 pu:2", *parse_ranges("1-5,15"));
   REQUIRE_OK(topology);
   REQUIRE(topology->cores.size() == 4);
   REQUIRE(topology->cores[0].cpus == CpuSet{1});
@@ -78,11 +79,18 @@ TEST_CASE("a topology keeps the allowed threads of each core, with its node, soc
   REQUIRE(topology->cores[3].socket == 1);
   REQUIRE(topology->numa_nodes == 2);
   REQUIRE(topology->sockets == 2);
-  REQUIRE_FALSE(topology->this_machine);
-  const auto nothing = synthetic_topology("core:2 pu:1", {7});
+  const auto nothing = test::synthetic_topology("core:2 pu:1", {7});
   REQUIRE_FALSE(nothing);
   REQUIRE_THAT(nothing.error().message, Catch::Contains("the mask is 7, hwloc sees 0-1"));
-  REQUIRE_FALSE(synthetic_topology("no such thing", {}));
+}
+
+TEST_CASE("of a machine that is described this one's mask leaves nothing out") {
+  ::setenv("HWLOC_SYNTHETIC", "core:2 pu:1", 1);
+  const auto topology = read_topology({7});
+  ::unsetenv("HWLOC_SYNTHETIC");
+  REQUIRE_OK(topology);
+  REQUIRE(topology->cores.size() == 2);
+  REQUIRE_FALSE(topology->this_machine);
 }
 
 TEST_CASE("cores are counted once for all their threads, and CPUs' worth of time by the cgroup's limits") {

@@ -4,6 +4,7 @@
 #include "launcher/job/worker_env.h"
 #include "launcher/plan/job_plan.h"
 #include "tests/support/catch.h"
+#include "tests/support/synthetic_topology.h"
 
 using namespace muster;
 using namespace muster::launcher;
@@ -15,7 +16,7 @@ using Words = std::vector<std::string>;
 /// Four GPUs, the first two at NUMA node 1: the confusion that the table is for.
 Hardware server() {
   Hardware out;
-  out.topology = *synthetic_topology("pack:2 numa:1 core:4 pu:2", {});
+  out.topology = *test::synthetic_topology("pack:2 numa:1 core:4 pu:2", {});
   out.topology.this_machine = true;
   for (int i = 0; i < 4; ++i) {
     Gpu gpu;

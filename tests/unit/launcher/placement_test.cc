@@ -3,6 +3,7 @@
 
 #include "tests/support/catch.h"
 #include "tests/support/fieldwise.h"
+#include "tests/support/synthetic_topology.h"
 
 using namespace muster;
 using namespace muster::launcher;
@@ -14,7 +15,7 @@ constexpr const char* kServer = "pack:2 numa:2 l3:2 core:4 pu:2";
 const CpuSet kAll;
 
 Topology machine(const CpuSet& mask = kAll, const char* description = kServer) {
-  auto out = synthetic_topology(description, mask);
+  auto out = test::synthetic_topology(description, mask);
   REQUIRE_OK(out);
   return *out;
 }
