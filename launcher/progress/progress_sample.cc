@@ -88,7 +88,7 @@ ProgressSample parse_progress(std::string_view bytes) {
   ProgressPage page;
   std::memcpy(&page, bytes.data(), sizeof page);
   out.is_page = true;
-  out.moves = page.moves;
+  out.mark = page.moves;
   out.paused = page.paused != 0;
   out.warmed_up = page.step >= 3 || (page.epoch >= 2 && page.step >= 1);
   std::string text;
@@ -175,8 +175,8 @@ std::optional<ProgressSample> read_progress(const std::string& path) {
   const auto start = read_start(path, kProgressBytes);
   if (!start || start->bytes.empty()) return std::nullopt;
   ProgressSample out = parse_progress(start->bytes);
-  if (out.is_page && out.moves == 0) return std::nullopt;
-  out.mark = out.is_page ? out.moves : start->mark;
+  if (!out.is_page) out.mark = start->mark;
+  if (out.mark == 0) return std::nullopt;
   return out;
 }
 

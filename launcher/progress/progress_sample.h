@@ -23,12 +23,11 @@ struct TrainingFigures {
 };
 
 struct ProgressSample {
-  std::string text;         // "epoch 2 step 140/15000 all_reduce"; one clean line, may be empty
-  std::uint64_t moves = 0;  // of a page: rises with every report
+  std::string text;  // "epoch 2 step 140/15000 all_reduce"; one clean line, may be empty
   bool is_page = false;
   bool paused = false;     // of a page: the worker has announced a pause
   bool warmed_up = false;  // of a page: the third step has begun, so that the slow first ones are over
-  std::uint64_t mark = 0;  // differs from the last one if the worker has reported since; by read_progress()
+  std::uint64_t mark = 0;  // differs from the last one if the worker has reported since; of a page: its moves
   std::string phase = {};  // "all_reduce"; empty: not told
   TrainingFigures figures = {};
 

@@ -280,13 +280,12 @@ TEST_CASE("a page of the runtime is told from a line of text") {
   page.steps = 15000;
   std::memcpy(page.phase.data(), "all_reduce", 10);
   const auto read = [&] { return parse_progress({reinterpret_cast<const char*>(&page), sizeof page}); };
-  REQUIRE(read() ==
-          ProgressSample{"epoch 2 step 140/15000 all_reduce", 77, true, false, true, 0, "all_reduce"});
+  REQUIRE(read() == ProgressSample{"epoch 2 step 140/15000 all_reduce", true, false, true, 77, "all_reduce"});
   page.epoch = -1;
   page.steps = 0;
   page.step = 2;
   page.paused = 1;
-  REQUIRE(read() == ProgressSample{"step 2 all_reduce", 77, true, true, false, 0, "all_reduce"});
+  REQUIRE(read() == ProgressSample{"step 2 all_reduce", true, true, false, 77, "all_reduce"});
   std::memcpy(page.text.data(), "loading\tshards", 15);
   REQUIRE(read().text == "loading shards all_reduce");
   std::memcpy(page.text.data(), "loss 0.25\0", 10);
