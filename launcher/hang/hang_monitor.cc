@@ -265,13 +265,8 @@ void HangMonitor::publish() {
   HangReport report =
       only_node() ? snapshot_.report : merged(snapshots, environs_.assignment.group_world_size);
   if (only_node()) report.outliers = find_outliers(report.ranks);
-  if (report.ranks.empty()) {
-    // The other nodes wait for an answer.
-    const HangVerdict none{.text = "a hang, but no node has told the state of its ranks in time"};
-    environs_.log.warning(none.text);
-    send(Kind::kVerdict, to_node_message(none));
-    return conclude(none);
-  }
+  if (report.ranks.empty())  // nodes that wait for an answer tell of their hang again
+    return environs_.log.warning("a hang, but no node has told the state of its ranks in time");
   OnHang action = OnHang::kReport;
   for (const auto& [node, snapshot] : snapshots) action = std::max(action, snapshot.action);
   const std::string pause = hanging ? pause_text(report) : std::string();
