@@ -285,8 +285,8 @@ void HangMonitor::publish() {
   verdict.line = hang_line(report, named);
 
   std::string text = hang_text(report, next);
-  hang_log_.add(std::move(report));
-  if (!hang_log_.file().empty()) text += fmt::format("  all stacks and states: {}\n", hang_log_.file());
+  if (const std::string file = hang_log_.add(std::move(report)); !file.empty())
+    text += fmt::format("  all stacks and states: {}\n", file);
   environs_.err.write(text);
   callbacks_.published(verdict.text, std::move(text));
   send(Kind::kVerdict, to_node_message(verdict));

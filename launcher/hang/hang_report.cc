@@ -284,14 +284,14 @@ std::string hangs_to_json(std::span<const HangReport> hangs) {
   return json::dump(out, 1);
 }
 
-void HangLog::add(HangReport report) {
+std::string HangLog::add(HangReport report) {
   if (hangs_.size() >= kMostHangs) hangs_.erase(hangs_.begin() + 1);
   // Stacks are most of it, of a thousand nodes a hundred megabytes.
   if (hangs_.size() > 1)
     for (RankSnapshot& rank : hangs_.back().ranks)
       rank.stacks.resize(std::min<std::size_t>(rank.stacks.size(), 1));
   hangs_.push_back(std::move(report));
-  write();
+  return write();
 }
 
 void HangLog::set_outliers(const Outliers& outliers) {
@@ -306,14 +306,14 @@ void HangLog::set_over(Millis after) {
   write();
 }
 
-void HangLog::write() {
-  file_.clear();
-  if (!directory_.enabled() || !directory_.temporary_base().empty()) return;
-  const std::string path = directory_.attempt_file("hang.json");
-  if (const auto written = replace_file(path, hangs_to_json(hangs_), 0666); !written)
+std::string HangLog::write() const {
+  if (!directory_.enabled() || !directory_.temporary_base().empty()) return {};
+  std::string path = directory_.attempt_file("hang.json");
+  if (const auto written = replace_file(path, hangs_to_json(hangs_), 0666); !written) {
     log_.warning("could not write " + written.error().message);
-  else
-    file_ = path;
+    return {};
+  }
+  return path;
 }
 
 }  // namespace muster::launcher

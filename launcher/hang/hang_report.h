@@ -47,21 +47,18 @@ class HangLog {
 
   HangLog(const LogDirectory& directory, const Log& log) : directory_(directory), log_(log) {}
 
-  void add(HangReport report);
+  /// The path of hang.json; empty: there is none, or it could not be written.
+  std::string add(HangReport report);
   /// Completes the last one.
   void set_outliers(const Outliers& outliers);
   void set_over(Millis after);
 
-  /// The path of hang.json; empty: there is none, or it could not be written.
-  [[nodiscard]] const std::string& file() const { return file_; }
-
  private:
-  void write();
+  std::string write() const;
 
   const LogDirectory& directory_;
   const Log& log_;
   std::vector<HangReport> hangs_;
-  std::string file_;
 };
 
 }  // namespace muster::launcher

@@ -110,18 +110,19 @@ TEST_CASE("of many hangs the first and the latest are kept") {
   REQUIRE(directory.begin_attempt(Assignment{}, "host-a", 1));
   const Log log("test");
   HangLog hang_log(directory, log);
+  std::string file;
   for (int number = 1; number <= static_cast<int>(HangLog::kMostHangs) + 3; ++number) {
     HangReport hang;
     hang.host = "host-a";
     hang.wall_time_s = number;
     RankSnapshot& rank = hang.ranks.emplace_back();
     rank.stacks = {{"Thread 1", {"read"}}, {"Thread 2", {"poll"}}};
-    hang_log.add(std::move(hang));
+    file = hang_log.add(std::move(hang));
     hang_log.set_outliers({{0}, "behind"});
     hang_log.set_over(Millis(number));
   }
   std::stringstream text;
-  text << std::ifstream(hang_log.file()).rdbuf();
+  text << std::ifstream(file).rdbuf();
   const auto hangs = nlohmann::json::parse(text.str()).at("hangs");
   REQUIRE(hangs.size() == HangLog::kMostHangs);
   REQUIRE(hangs.front().at("time") == 1);
