@@ -62,38 +62,6 @@ int last_cache(const hwloc_obj* object) {
   return out;
 }
 
-/// Of a core that is near several nodes (DRAM and HBM, say) the first counts.
-Result<Topology> to_values(hwloc_topology* topology, const CpuSet& affinity) {
-  Topology out;
-  out.this_machine = hwloc_topology_is_thissystem(topology) != 0;
-  out.numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
-  out.sockets = std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PACKAGE));
-  const CpuSet allowed = to_set(hwloc_topology_get_allowed_cpuset(topology));
-  const CpuSet usable = affinity.empty() ? allowed : intersection(allowed, affinity);
-  // Where the kernel does not tell which threads share a core, each is one.
-  const auto type = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE) > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
-  const int count = hwloc_get_nbobjs_by_type(topology, type);
-  for (int i = 0; i < count; ++i) {
-    hwloc_obj* object = hwloc_get_obj_by_type(topology, type, static_cast<unsigned>(i));
-    Core core;
-    core.cpus = intersection(to_set(object->cpuset), usable);
-    if (core.cpus.empty()) continue;
-    const int node = hwloc_bitmap_first(object->nodeset);
-    core.numa_node = node < 0 ? 0 : node;
-    core.socket = socket_of(topology, object);
-    core.cache = last_cache(object);
-    out.cores.push_back(std::move(core));
-  }
-  std::stable_sort(out.cores.begin(), out.cores.end(),
-                   [](const Core& a, const Core& b) { return a.numa_node < b.numa_node; });
-  if (out.cores.empty())
-    return fail(ErrorCode::kUnsupported,
-                fmt::format("this machine's topology has no CPU that muster may use: the mask is {}, hwloc "
-                            "sees {}; look at taskset -p $$ and the cgroup's cpuset.cpus",
-                            to_ranges(affinity), to_ranges(allowed)));
-  return out;
-}
-
 Result<Handle> load() {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return fail(ErrorCode::kExhausted, "hwloc: no memory for a topology");
@@ -120,10 +88,37 @@ bool memory_policy_allowed() {
 }  // namespace
 
 Result<Topology> read_topology(const CpuSet& affinity) {
-  MUSTER_TRY(const Handle topology, load());
-  const bool real = hwloc_topology_is_thissystem(topology.get()) != 0;
-  MUSTER_TRY(Topology out, to_values(topology.get(), real ? affinity : CpuSet{}));
+  MUSTER_TRY(const Handle handle, load());
+  hwloc_topology* const topology = handle.get();
+  Topology out;
+  out.this_machine = hwloc_topology_is_thissystem(topology) != 0;
   out.memory_policy = memory_policy_allowed();
+  out.numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
+  out.sockets = std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PACKAGE));
+  const CpuSet allowed = to_set(hwloc_topology_get_allowed_cpuset(topology));
+  const bool masked = out.this_machine && !affinity.empty();
+  const CpuSet usable = masked ? intersection(allowed, affinity) : allowed;
+  // Where the kernel does not tell which threads share a core, each is one.
+  const auto type = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_CORE) > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
+  const int count = hwloc_get_nbobjs_by_type(topology, type);
+  for (int i = 0; i < count; ++i) {
+    hwloc_obj* object = hwloc_get_obj_by_type(topology, type, static_cast<unsigned>(i));
+    Core core;
+    core.cpus = intersection(to_set(object->cpuset), usable);
+    if (core.cpus.empty()) continue;
+    const int node = hwloc_bitmap_first(object->nodeset);  // of several (DRAM and HBM, say) the first counts
+    core.numa_node = node < 0 ? 0 : node;
+    core.socket = socket_of(topology, object);
+    core.cache = last_cache(object);
+    out.cores.push_back(std::move(core));
+  }
+  std::stable_sort(out.cores.begin(), out.cores.end(),
+                   [](const Core& a, const Core& b) { return a.numa_node < b.numa_node; });
+  if (out.cores.empty())
+    return fail(ErrorCode::kUnsupported,
+                fmt::format("this machine's topology has no CPU that muster may use: the mask is {}, hwloc "
+                            "sees {}; look at taskset -p $$ and the cgroup's cpuset.cpus",
+                            to_ranges(affinity), to_ranges(allowed)));
   return out;
 }
 
