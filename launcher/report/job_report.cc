@@ -55,7 +55,7 @@ bool is_machine_at_fault(const WorkerOutcome& outcome) {
   });
 }
 
-Cause cause_of(const WorkerOutcome& outcome, const Evidence& evidence) {
+Cause cause_of(const WorkerOutcome& outcome, const std::optional<Cause>& written, bool memory_killed) {
   const ProcessEnd& end = outcome.end;
   if (outcome.pid == 0) return {CauseClass::kNotStarted, outcome.cause.text};  // of who tried
   if (!outcome.hang.empty()) return {CauseClass::kHang, outcome.hang};
@@ -63,14 +63,14 @@ Cause cause_of(const WorkerOutcome& outcome, const Evidence& evidence) {
   if (end.preempted()) return {CauseClass::kPreempted};
   if (outcome.stopped_by_us) return {CauseClass::kStopped};
   const std::string signal = signal_name(end.signal) + (end.core ? " (core dumped)" : "");
-  if (end.signal == SIGKILL && evidence.memory_killed)
+  if (end.signal == SIGKILL && memory_killed)
     return {CauseClass::kHostMemory, "killed by the kernel: no host memory was left"};
   if (end.signal == SIGKILL) return {CauseClass::kSignal, signal + ", sender unknown"};
   if (end.signal == SIGPIPE) return {CauseClass::kSignal, signal + "; the reader of its output is gone"};
   if (end.signal != 0 && !is_crash_signal(end.signal)) return {CauseClass::kSignal, signal};
   Cause out;
-  if (evidence.written)
-    out = *evidence.written;
+  if (written)
+    out = *written;
   else if (!outcome.error_message.empty())
     out = {class_of_words(outcome.error_message, CauseClass::kException),
            one_clean_line(outcome.error_message)};
@@ -79,12 +79,12 @@ Cause cause_of(const WorkerOutcome& outcome, const Evidence& evidence) {
   else
     out = {CauseClass::kExitCode, text_of_code(end.code)};
   // A process of the worker's, such as a loader of data, and so the worker after it.
-  if (evidence.memory_killed && out.text.find("killed by signal") != std::string::npos)
+  if (memory_killed && out.text.find("killed by signal") != std::string::npos)
     out.kind = CauseClass::kHostMemory;
   // The kernel's log outweighs what the program made of it.
   if (!outcome.kernel.empty() && out.kind != CauseClass::kGpuMemory) {
     out.kind = CauseClass::kGpuFault;
-    if (!evidence.written) out.text = one_clean_line(outcome.kernel.front());
+    if (!written) out.text = one_clean_line(outcome.kernel.front());
   }
   return out;
 }

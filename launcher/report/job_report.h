@@ -32,13 +32,10 @@ struct NodeReport {
   std::vector<std::string> kernel;     // GPU faults in its kernel's log that belong to none of them
 };
 
-struct Evidence {
-  std::optional<Cause> written;  // what it wrote to stderr
-  bool memory_killed = false;    // the kernel's killer was at work in its control group
-};
-
-/// From the rest of the outcome and the evidence.
-[[nodiscard]] Cause cause_of(const WorkerOutcome& outcome, const Evidence& evidence);
+/// From the rest of the outcome; `written`: what it wrote to stderr; `memory_killed`: the kernel's killer was
+/// at work in its control group.
+[[nodiscard]] Cause cause_of(const WorkerOutcome& outcome, const std::optional<Cause>& written = {},
+                             bool memory_killed = false);
 
 /// The GPU is broken, by the kernel's log (Xid) or CUDA's error. A program's own faults have Xids too.
 [[nodiscard]] bool is_machine_at_fault(const WorkerOutcome& outcome);

@@ -69,12 +69,12 @@ WorkerDevice PostMortem::device_of(int local_rank) const {
 }
 
 void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& written) {
-  Evidence evidence{written, kills_ > 0};
+  bool memory_killed = kills_ > 0;
   outcome.kernel.clear();
   const std::string address = device_of(outcome.local_rank).address;
   for (const std::string& line : kernel_lines_) {
     if (const auto pid = parse_memory_kill(line); pid == outcome.pid) {
-      evidence.memory_killed = true;
+      memory_killed = true;
       outcome.kernel.push_back(line);
     }
     const auto xid = parse_xid(line);
@@ -83,7 +83,7 @@ void PostMortem::judge_now(WorkerOutcome& outcome, const std::optional<Cause>& w
     if (xid && (xid->pid == outcome.pid || (!address.empty() && address.starts_with(xid->device))))
       outcome.kernel.push_back(line);
   }
-  outcome.cause = cause_of(outcome, evidence);
+  outcome.cause = cause_of(outcome, written, memory_killed);
 }
 
 void PostMortem::judge_at_end(WorkerOutcome& outcome, const std::optional<Cause>& written) {
@@ -141,7 +141,7 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& foun
     const bool failed = is_failure(outcome);
     if (failed) outcome.device = device_of(outcome.local_rank).text;
     if (!failed || outcome.pid == 0) {
-      outcome.cause = cause_of(outcome, {});
+      outcome.cause = cause_of(outcome);
       continue;
     }
     if (written != found.end()) outcome.stderr_tail = written->second.last_lines;

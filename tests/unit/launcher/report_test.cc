@@ -36,7 +36,7 @@ JobReport report_of(std::vector<WorkerOutcome> outcomes) {
   out.program = "train.py";
   out.notice.rank = outcomes.front().rank;
   out.notice.text = "node 2 is lost";
-  for (WorkerOutcome& outcome : outcomes) outcome.cause = cause_of(outcome, {});
+  for (WorkerOutcome& outcome : outcomes) outcome.cause = cause_of(outcome);
   out.nodes.push_back({0, "node1.example", std::move(outcomes), {}});
   return out;
 }

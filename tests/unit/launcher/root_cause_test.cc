@@ -37,24 +37,24 @@ FailureNotice of_rank(int rank) {
   return out;
 }
 
-Cause judged(WorkerOutcome outcome, const Evidence& evidence = {}) {
+Cause judged(WorkerOutcome outcome, const std::optional<Cause>& written = {}, bool memory_killed = false) {
   outcome.cause = {};
-  return cause_of(outcome, evidence);
+  return cause_of(outcome, written, memory_killed);
 }
 
 const ProcessEnd kOne{.code = 1};
-const Evidence kBoom{Cause{CauseClass::kException, "ValueError: boom", "a.py:1"}, false};
+const Cause kBoom{CauseClass::kException, "ValueError: boom", "a.py:1"};
 
 }  // namespace
 
 TEST_CASE("a worker's cause is what it wrote, else what its end says") {
-  REQUIRE(judged(ended(0, kOne), kBoom) == *kBoom.written);
+  REQUIRE(judged(ended(0, kOne), kBoom) == kBoom);
   REQUIRE(judged(ended(0, kOne)) == Cause{CauseClass::kExitCode, "exit code 1"});
   REQUIRE(judged(ended(0, {.code = 139})) ==
           Cause{CauseClass::kExitCode, "exit code 139: perhaps 128 + SIGSEGV of a child process"});
   REQUIRE(judged(ended(0, {.signal = 11, .core = true})) ==
           Cause{CauseClass::kCrash, "SIGSEGV (core dumped)"});
-  REQUIRE(judged(ended(0, {.signal = 6}), kBoom) == *kBoom.written);
+  REQUIRE(judged(ended(0, {.signal = 6}), kBoom) == kBoom);
   REQUIRE(judged(ended(0, {})) == Cause{});
   REQUIRE(judged(stopped(0), kBoom) == Cause{CauseClass::kStopped});
 }
@@ -67,16 +67,15 @@ TEST_CASE("a signal from outside is no error of the program's, whatever that wro
 }
 
 TEST_CASE("SIGKILL while the kernel was killing for memory is the kernel's") {
-  REQUIRE(judged(ended(0, {.signal = 9}), {{}, true}).kind == CauseClass::kHostMemory);
-  REQUIRE(judged(ended(0, {.signal = 15}), {{}, true}).kind == CauseClass::kSignal);
+  REQUIRE(judged(ended(0, {.signal = 9}), {}, true).kind == CauseClass::kHostMemory);
+  REQUIRE(judged(ended(0, {.signal = 15}), {}, true).kind == CauseClass::kSignal);
 }
 
 TEST_CASE("a loader of data that the kernel killed for memory is what its worker failed of") {
-  const Evidence evidence{
-      Cause{CauseClass::kException, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."},
-      true};
-  REQUIRE(judged(ended(0, kOne), evidence).kind == CauseClass::kHostMemory);
-  REQUIRE(judged(ended(0, kOne), {evidence.written, false}).kind == CauseClass::kException);
+  const Cause written{CauseClass::kException,
+                      "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."};
+  REQUIRE(judged(ended(0, kOne), written, true).kind == CauseClass::kHostMemory);
+  REQUIRE(judged(ended(0, kOne), written).kind == CauseClass::kException);
 }
 
 TEST_CASE("an error file stands in for what was not written to stderr") {
