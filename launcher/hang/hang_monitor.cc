@@ -41,13 +41,13 @@ WorkerSeen look_at_worker(const HangEnvirons& environs, int local_rank) {
   out.sign.running = environs.group.running(local_rank);
   if (!out.sign.running) return out;
   if (const auto sample = read_progress(environs.directory.progress_file(local_rank))) {
-    out.progress = sample->text;
+    out.rank.progress = sample->text;
     out.sign.reports = true;
     out.sign.paused = sample->paused;
     out.sign.warmed_up = sample->warmed_up;
     out.sign.seen = sample->mark;
-    out.source = "progress";
-    if (sample->paused) out.paused = "announced a pause";
+    out.rank.source = "progress";
+    if (sample->paused) out.rank.paused = "announced a pause";
   }
   // Collectives are a sign of life of a program that reports nothing, only while others may wait for it.
   bool in_collective = false;
@@ -55,19 +55,19 @@ WorkerSeen look_at_worker(const HangEnvirons& environs, int local_rank) {
     if (const auto activity = read_collective_activity(environs.directory.progress_file(local_rank))) {
       out.sign.seen += activity->moves;
       in_collective = out.sign.reports = activity->waits;
-      if (in_collective) out.source = "collectives";
+      if (in_collective) out.rank.source = "collectives";
     }
   const bool fixed = environs.job.hang.watch == HangRules::Watch::kFixed;
   if (fixed && (!out.sign.reports || in_collective)) {
     if (!out.sign.reports)
-      out.source = environs.router.sees_stdout(local_rank)
-                       ? "output"
-                       : "stderr alone (with --view=all muster does not see stdout)";
+      out.rank.source = environs.router.sees_stdout(local_rank)
+                            ? "output"
+                            : "stderr alone (with --view=all muster does not see stdout)";
     out.sign.seen += environs.router.output_so_far(local_rank);
   }
   if ((out.sign.reports || fixed) && !out.sign.paused && waits_for_reader(environs, local_rank)) {
     out.sign.paused = true;
-    out.paused = "waits for the reader of its output";
+    out.rank.paused = "waits for the reader of its output";
   }
   return out;
 }
@@ -203,8 +203,8 @@ void HangMonitor::read_snapshot() {
       report.limit = std::max(report.limit, *own);
   if (report.limit.count() == 0) report.limit = watch_->usual_limit();
   for (int local_rank = 0; local_rank < environs_.job.local_world_size; ++local_rank) {
-    const WorkerSeen& of_rank = seen_[static_cast<std::size_t>(local_rank)];
-    RankSnapshot& rank = report.ranks.emplace_back();
+    const WorkerSeen& seen = seen_[static_cast<std::size_t>(local_rank)];
+    RankSnapshot& rank = report.ranks.emplace_back(seen.rank);
     rank.local_rank = local_rank;
     rank.rank = environs_.assignment.base_rank + local_rank;
     rank.node = environs_.assignment.group_rank;
@@ -214,11 +214,8 @@ void HangMonitor::read_snapshot() {
     rank.stalled = std::find(stalled.begin(), stalled.end(), local_rank) != stalled.end();
     if (rank.stalled) rank.idle_time = watch_->idle_time(local_rank, now);
     report.idle_time = std::max(report.idle_time, rank.idle_time);
-    rank.progress = of_rank.progress;
     rank.collectives = read_collectives(environs_.directory.progress_file(local_rank));
-    rank.source = of_rank.source;
-    rank.paused = of_rank.paused;
-    if (!of_rank.sign.running) continue;
+    if (!seen.sign.running) continue;
     // Before any tool: those stop what they look at.
     rank.threads = read_threads(rank.pid, kMaxThreads);
   }

@@ -46,10 +46,9 @@ struct HangEnvirons {
 
 struct WorkerSeen {
   Liveness sign;
-  std::string progress;
-  std::string source = "none";  // "progress", "collectives", "output", ...
-  std::string paused;           // as in RankSnapshot
+  RankSnapshot rank{.source = "none"};  // its progress, source and pause
 };
+
 class HangMonitor {
  public:
   struct Callbacks {
