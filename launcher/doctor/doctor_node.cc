@@ -67,7 +67,7 @@ DoctorNode offer(const DoctorArguments& arguments, const std::vector<InterfaceAd
   out.host = arguments.host;
   out.token = auth::random_secret_text().substr(0, kTokenBytes);
   for (const std::string& address : offered_addresses(own, {arguments.local_addr, arguments.interface, {}}))
-    if (out.addresses.empty() || !(is_v6_link_local(address) || address.starts_with("169.254.")))
+    if (out.addresses.empty() || !address.starts_with("169.254."))
       out.addresses.push_back({address, interface_of(own, address)});
   if (out.addresses.size() > kMostTried) out.addresses.resize(kMostTried);
   return out;
