@@ -354,8 +354,9 @@ class Launch {
     if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
       std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
     if (job_->node_rank == 0)
-      std::fprintf(stderr, "muster: status page at http://%s/%s%s\n", opened.address.c_str(),
-                   page_token_.empty() ? "" : "?token=", page_token_.c_str());
+      std::fprintf(stderr, "muster: status page at http://%s/%s%s%s\n", opened.address.c_str(),
+                   page_token_.empty() ? "" : "?token=", page_token_.c_str(),
+                   job_->nodes > 1 && !options_.node_rank ? " if this becomes node 0" : "");
     job_->status_address = opened.address;
     listener_.emplace(std::move(opened));
     return {};

@@ -173,10 +173,11 @@ inline constexpr std::array kOptionTable = {
         0, 1e6},
     OptionRow{"signals-to-handle", 0, &Options::signals_to_handle, "NAMES", "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
               Group::kFailures, kForDoctor, "signals that stop the job. They are passed on to the workers"},
-    OptionRow{"hang-timeout", 0, &Options::hang_timeout, "SECONDS|auto|off", "auto", Group::kFailures,
-              kOwn | kCommon,
-              "time without a sign of life after which a worker hangs. auto: judges only workers that report "
-              "their progress. SECONDS:START: a longer time for the first steps"},
+    OptionRow{
+        "hang-timeout", 0, &Options::hang_timeout, "SECONDS|auto|off", "auto", Group::kFailures,
+        kOwn | kCommon,
+        "time without a sign of life after which a worker hangs. auto: judges only workers that report "
+        "their progress. SECONDS:START: START until the third sign of life, without it ten times SECONDS"},
     OptionRow{"on-hang", 0, &Options::on_hang, "report|restart|stop", "report", Group::kFailures,
               kOwn | kCommon,
               "what to do about a hang, after a report. The report says what all workers are doing"},

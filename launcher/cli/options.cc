@@ -34,8 +34,9 @@ Result<std::optional<Value>> find_value(const OptionRow& row, const CommandLine&
   if (!text) return typed;
   std::string source = fmt::format("{}={}", variable, *text);
   if (row.takes_value()) return Value{std::string(*text), std::move(source)};
-  MUSTER_TRY(const std::int64_t on, parse_integer(variable, *text, INT32_MIN, INT32_MAX));
-  return on == 0 ? std::nullopt : std::optional(Value{"", std::move(source)});
+  const auto on = parse_integer(variable, *text, INT32_MIN, INT32_MAX);
+  if (!on) return usage("{}: 1 turns it on, 0 off", source);
+  return *on == 0 ? std::nullopt : std::optional(Value{"", std::move(source)});
 }
 
 std::string wrong_choice(const OptionRow& row, std::string_view text) {
@@ -61,8 +62,7 @@ std::string put_value(const OptionRow& row, const std::string& text, int& to) {
       parse_integer("", text, static_cast<std::int64_t>(row.min), static_cast<std::int64_t>(row.max));
   if (value) to = static_cast<int>(*value);
   if (value) return {};
-  return row.max == INT_MAX ? fmt::format("not a whole number, {} or more", row.min)
-                            : fmt::format("not a whole number, {} to {}", row.min, row.max);
+  return fmt::format("not a whole number, {:.0f} to {:.0f}", row.min, row.max);
 }
 
 std::string put_value(const OptionRow& row, const std::string& text, double& to) {
@@ -226,7 +226,10 @@ class Splitter {
     while (!token.empty()) {
       const auto* const row = std::find_if(kOptionTable.begin(), kOptionTable.end(),
                                            [&](const OptionRow& one) { return one.letter == token[0]; });
-      if (row == kOptionTable.end()) return usage("unknown option -{}; see muster --help", token[0]);
+      if (row == kOptionTable.end())
+        return usage(
+            "unknown option -{}; {} (see muster --help)", token[0],
+            token[0] == 'n' ? "the number of workers is --nproc-per-node=N" : "long ones begin with --");
       token.remove_prefix(1);
       if (row->takes_value() && token.empty()) return value_of(row, fmt::format("-{}", row->letter));
       if (row->takes_value() && token[0] == '=') token.remove_prefix(1);

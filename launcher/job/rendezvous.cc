@@ -63,7 +63,7 @@ FailureNotice outcome_of(const Error& lost, bool running, const std::string& end
                     .cut_off = true};
   if (lost.code == ErrorCode::kMismatch) out.exit_code = kExitRefused;
   if (!busy.empty() && (lost.code == ErrorCode::kTimeout || lost.code == ErrorCode::kProtocol)) {
-    out.text += fmt::format(". This agent could not run the coordinator itself: {}", busy);
+    out.text += fmt::format(" (this agent could not run the coordinator itself: {})", busy);
     out.exit_code = kExitPortInUse;
   }
   return out;

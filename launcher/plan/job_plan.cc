@@ -348,6 +348,10 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   }
   const std::string& here = step ? step->node_name() : machine.host;
 
+  if (!options.job_name.empty() && !options.detach)
+    return usage("--job-name={}: names a job that runs without this terminal; give --detach",
+                 options.job_name);
+
   Job job;
   if (allocation && !step && !options.given.contains("nnodes"))
     add_warning(job, idle_nodes_warning(*allocation, options));

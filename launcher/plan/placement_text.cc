@@ -16,6 +16,7 @@ namespace muster::launcher {
 namespace {
 
 constexpr std::string_view kLater = "(known at the rendezvous)";
+constexpr const char* kInLogs = "(in the log directory)";
 
 bool ranks_known(const Job& job) {
   return job.mode != RendezvousMode::kElastic || job.elastic.ranks_given;
@@ -108,7 +109,7 @@ std::string dry_run_text(const Job& job, const Environment& inherited) {
     if (lookup(inherited, name) != value || !known(job, name)) out += line(name, value);
   for (int i = 0; i < job.local_world_size; ++i) {
     out += fmt::format("local rank {}:\n", i);
-    const auto own = rank_variables(inherited, job, assignment, i, "(in the log directory)");
+    const auto own = rank_variables(inherited, job, assignment, i, kInLogs, kInLogs);
     if (!own) return out + own.error().message + '\n';
     for (const auto& [name, value] : *own) out += line(name, value);
   }

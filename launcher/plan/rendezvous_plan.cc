@@ -239,7 +239,9 @@ Result<void> plan_rendezvous(const Options& options, const Environment& environm
     job.master_addr = "127.0.0.1";
     job.master_port = 0;
     // Who names a backend and no id gets what torchrun gives: the id is in the names of log directories.
-    job.run_id = options.rdzv_id.value_or(backend == "static" || options.standalone ? random_id() : "none");
+    job.run_id = options.rdzv_id.value_or(!options.job_name.empty()                   ? options.job_name
+                                          : backend == "static" || options.standalone ? random_id()
+                                                                                      : "none");
     return {};
   }
   if (backend != "static") return plan_elastic(options, environment, endpoint, nodes, conf, job);

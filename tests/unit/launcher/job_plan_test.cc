@@ -281,6 +281,9 @@ TEST_CASE("the name of the machine is in prefixes, whatever the node is called")
 TEST_CASE("who names a backend gets torchrun's run id") {
   REQUIRE(planned({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"}).run_id == "none");
   REQUIRE(planned({"--rdzv-backend=c10d", "--standalone"}).run_id == "uuid");
+  REQUIRE(planned({"--detach", "--job-name=j"}).run_id == "j");
+  REQUIRE(planned({"--detach", "--job-name=j", "--rdzv-id=i"}).run_id == "i");
+  REQUIRE_THAT(refusal({"--job-name=j"}), Catch::Contains("--detach"));
 }
 
 TEST_CASE("torch.distributed.launch's argument comes before the program's own") {

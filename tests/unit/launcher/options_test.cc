@@ -90,17 +90,19 @@ TEST_CASE("the command line beats PET_ variables, which beat defaults") {
 TEST_CASE("a flag's variable is an integer that is not zero") {
   REQUIRE(parse({"t"}, {{"PET_STANDALONE", "1"}}).standalone);
   REQUIRE_FALSE(parse({"t"}, {{"PET_STANDALONE", "0"}}).standalone);
-  REQUIRE_THAT(error_of({"t"}, {{"PET_STANDALONE", "true"}}), Catch::Contains("PET_STANDALONE=true"));
+  REQUIRE_THAT(error_of({"t"}, {{"PET_STANDALONE", "true"}}),
+               Catch::Equals("PET_STANDALONE=true: 1 turns it on, 0 off"));
 }
 
 TEST_CASE("a bad value is named together with where it came from") {
   REQUIRE_THAT(error_of({"--max-restarts=x", "t"}), Catch::StartsWith("--max-restarts=x"));
   REQUIRE_THAT(error_of({"t"}, {{"PET_MAX_RESTARTS", "x"}}), Catch::StartsWith("PET_MAX_RESTARTS=x"));
-  REQUIRE(error_of({"--max-restarts=-1", "t"}) == "--max-restarts=-1: not a whole number, 0 or more");
+  REQUIRE(error_of({"--max-restarts=-1", "t"}) == "--max-restarts=-1: not a whole number, 0 to 2147483647");
   REQUIRE(error_of({"--master-port=65536", "t"}) == "--master-port=65536: not a whole number, 0 to 65535");
   REQUIRE(error_of({"--monitor-interval=0", "t"}) == "--monitor-interval=0: not a number of seconds above 0");
   REQUIRE(error_of({"--shutdown-timeout=x", "t"}) ==
           "--shutdown-timeout=x: not a number of seconds, 0 to 1000000");
+  REQUIRE_THAT(error_of({"-np", "4", "t"}), Catch::Contains("--nproc-per-node=N"));
   REQUIRE_THAT(error_of({"--master-port=70000", "t"}), Catch::StartsWith("--master-port=70000"));
 }
 
