@@ -179,7 +179,7 @@ def test_an_agent_that_is_watched_ends_in_order_when_many_of_its_workers_end_at_
         (muster.tmp_path / "go").unlink()
 
 
-def test_a_stream_of_a_job_in_which_nothing_happens_is_silent(muster):
+def test_a_stream_of_a_job_in_which_nothing_happens_is_silent_and_the_idle_time_goes_on(muster, browser):
     job = Job(muster, workers=2)
     wait_for(lambda: all_report(job.addresses[0]), "progress", 60)
     os.mkfifo(job.folder / "still")
@@ -196,6 +196,12 @@ def test_a_stream_of_a_job_in_which_nothing_happens_is_silent(muster):
         for _ in range(20):
             answer.readline()
     connection.close()
+    chromium = browser()
+    chromium.open(job.page)
+    chromium.wait("document.querySelectorAll('#ranks tbody tr').length === 2")
+    idle = "document.querySelector('#ranks tbody tr').cells[[...document.querySelectorAll('#ranks th')].findIndex(head => head.dataset.name === 'idle_s')].textContent"
+    for _ in range(3):
+        chromium.wait(f"{idle} !== '{chromium.value(idle)}'")
     job.touch("go")
     (job.folder / "still").write_text("")  # both workers' pipe ends
     assert job.ends() == [0]
