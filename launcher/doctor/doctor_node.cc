@@ -120,8 +120,8 @@ Result<bool> examine(const Place& place, const DoctorArguments& arguments) {
   self.port = server.port;
   MUSTER_OK(store->set(key("node", place.rank), encode_finding(self)));
 
-  std::vector<std::string> keys;
-  for (std::size_t i = 0; i < place.nodes; ++i) keys.push_back(key("node", i));
+  std::vector<std::string> keys(place.nodes);
+  for (std::size_t i = 0; i < place.nodes; ++i) keys[i] = key("node", i);
   MUSTER_TRY(const std::vector<std::string> texts, store->multi_get(keys));
   std::vector<DoctorNode> nodes;
   for (const std::string& text : texts) {

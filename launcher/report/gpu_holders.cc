@@ -202,6 +202,7 @@ std::vector<GpuHolder> find_gpu_holders_by_files() {
     }
   }
   std::vector<GpuUse> uses;
+  uses.reserve(open.size());
   for (const auto& [device, pid] : open) uses.push_back({device, {}, pid, 0});
   return judge_holders(std::move(uses));
 }
