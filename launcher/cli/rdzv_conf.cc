@@ -83,7 +83,8 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf, ElasticConf out) {
   MUSTER_TRY(ConfPairs pairs, split_rdzv_conf(conf));
   // join_timeout, wherever it stands, beats timeout.
   std::stable_partition(pairs.begin(), pairs.end(), [](const auto& pair) { return pair.first == "timeout"; });
-  for (const auto& [key, value] : pairs) {
+  for (const auto& pair : pairs) {
+    const auto &key = pair.first, &value = pair.second;
     const auto* const row = std::find_if(kRdzvKeys.begin(), kRdzvKeys.end(),
                                          [&key](const RdzvKey& known) { return known.name == key; });
     if (row == kRdzvKeys.end())

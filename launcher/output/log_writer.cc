@@ -266,7 +266,7 @@ Result<LogWriter::Stream> LogWriter::open(int rank, UniqueFd file, const std::st
   if (path.size() > kMaxPathBytes) return fail(ErrorCode::kInvalidArgument, "the path is too long: " + path);
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fail(errno_error("pipe for a worker's output", errno));
-  Open& stream = *streams_.emplace_back(std::make_unique<Open>(rank, path));
+  Open& stream = *streams_.emplace_back(std::make_unique<Open>(Open{rank, path}));
   stream.reader.reset(ends[0]);
   Stream out{UniqueFd(ends[1]), stream.state};
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);

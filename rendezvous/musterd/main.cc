@@ -140,13 +140,16 @@ int serve(const MusterdOptions& options) {
     page.emplace(status_listener->address);
     protect_page(server_options.control, page);
     log.info(fmt::format("jobs at {}", page->url()));
-    const auto& secrets = server_options.control.job_secrets;
     status = std::make_unique<net::StatusServer>(
         loop, *std::move(status_listener),
-        [&server, &page, &secrets, state = server_options.state.get()](const net::StatusRequest& request) {
-          return net::daemon_status(
-              request, *server, state, MUSTER_VERSION, *page,
-              [&secrets](std::string_view job) { return !secrets || secrets->find(job) == nullptr; });
+        [&server, &page, &control = server_options.control,
+         state = server_options.state.get()](const net::StatusRequest& request) {
+          return net::daemon_status(request, *server, state, MUSTER_VERSION, *page,
+                                    [&control](std::string_view job) -> std::optional<std::string> {
+                                      if (control.job_secrets && control.job_secrets->find(job) != nullptr)
+                                        return std::nullopt;
+                                      return control.secret ? net::page_token(*control.secret, job) : "";
+                                    });
         });
   }
   if (!options.port_file.empty()) {

@@ -114,7 +114,7 @@ void put_state_log(MetricsText& out, const StateLog& log) {
 
 std::optional<StatusReply> daemon_status(const StatusRequest& request, RendezvousServer& server,
                                          const StateLog* state, std::string_view version,
-                                         const PageAccess& access, const MaySee& may_see) {
+                                         const PageAccess& access, const JobToken& token) {
   const std::string_view path = request.path;
   const Jobs& jobs = server.coordinator().jobs();
   const bool stalled = state != nullptr && !state->problem().empty();
@@ -129,8 +129,8 @@ std::optional<StatusReply> daemon_status(const StatusRequest& request, Rendezvou
   }
   if (path == "/" || path == "/sd") {
     if (auto refused = access.refusal(request)) return refused;
-    if (path == "/sd") return StatusReply{.body = service_discovery(jobs, may_see)};
-    return access.page(request, jobs_page(jobs, may_see, version, SteadyClock::now()));
+    if (path == "/sd") return StatusReply{.body = service_discovery(jobs, token)};
+    return access.page(request, jobs_page(jobs, token, version, SteadyClock::now()));
   }
   if (path != "/metrics") return std::nullopt;
   MetricsText out;

@@ -14,10 +14,10 @@
 
 namespace muster::net {
 
-/// Nothing: there is no such path. `state`: nullptr, without --state-dir. `access`, `may_see`: to and in the
-/// page and the targets of /sd.
+/// Nothing: there is no such path. `state`: nullptr, without --state-dir. `access`: to the page and the
+/// targets of /sd; `token`: of the jobs' own pages.
 [[nodiscard]] std::optional<StatusReply> daemon_status(const StatusRequest& request, RendezvousServer& server,
                                                        const StateLog* state, std::string_view version,
-                                                       const PageAccess& access, const MaySee& may_see);
+                                                       const PageAccess& access, const JobToken& token);
 
 }  // namespace muster::net

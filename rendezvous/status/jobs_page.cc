@@ -59,10 +59,23 @@ bool is_loopback(std::string_view address) {
          address == "::1";
 }
 
-std::vector<const Job*> shown(const Jobs& jobs, const MaySee& may_see) {
+/// The nodes of the job whose agents serve a page that can be reached from the daemon's host.
+std::vector<const membership::Node*> with_pages(const Jobs& jobs, const Job& job) {
+  std::vector<const membership::Node*> out;
+  for (const auto& [id, connection] : job.connections) {
+    const auto node = job.round.nodes.find(id);
+    if (node == job.round.nodes.end()) continue;
+    const std::string& address = node->second.request.status_address;
+    if (is_address(address) && (!is_loopback(address) || is_loopback(jobs.address_of(connection))))
+      out.push_back(&node->second);
+  }
+  return out;
+}
+
+std::vector<const Job*> shown(const Jobs& jobs, const JobToken& token) {
   std::vector<const Job*> out;
   for (const auto& [run_id, job] : jobs.all())
-    if (may_see(run_id)) out.push_back(&job);
+    if (token(run_id)) out.push_back(&job);
   std::sort(out.begin(), out.end(), [](const Job* a, const Job* b) { return a->name < b->name; });
   return out;
 }
@@ -74,14 +87,17 @@ std::string duration(std::int64_t millis) {
   return hours < 48 ? fmt::format("{} h {} min", hours, minutes % 60) : fmt::format("{} days", hours / 24);
 }
 
-std::string row(const JobState& job) {
+std::string row(const Jobs& jobs, const Job& of, const std::string& token, Instant now) {
+  const JobState job = describe_job(of, now);
   constexpr std::string_view kPhases[] = {"gathering", "restarting", "running"};  // by JobState::Phase
   const bool ended = job.phase == JobState::Phase::kEnded;
   std::string_view state = ended ? "succeeded" : kPhases[static_cast<std::size_t>(job.phase)];
   if (ended && job.exit_code != 0) state = "failed";
   std::string name = escaped(job.job);
-  if (is_address(job.first_status_address))
-    name = fmt::format("<a href=\"http://{}/\">{}</a>", job.first_status_address, name);
+  for (const membership::Node* node : with_pages(jobs, of))
+    if (node->request.status_address == job.first_status_address)
+      name = fmt::format("<a href=\"http://{}/{}{}\">{}</a>", job.first_status_address,
+                         token.empty() ? "" : "?token=", token, escaped(job.job));
   std::string nodes = fmt::format("{}", job.num_present);
   if (job.num_away > 0) nodes += fmt::format(", {} away", job.num_away);
   if (job.num_unhealthy > 0) nodes += fmt::format(", {} unhealthy", job.num_unhealthy);
@@ -97,28 +113,24 @@ std::string row(const JobState& job) {
 
 }  // namespace
 
-std::string service_discovery(const Jobs& jobs, const MaySee& may_see) {
+std::string service_discovery(const Jobs& jobs, const JobToken& token) {
   nlohmann::json out = nlohmann::json::array();
-  for (const Job* job : shown(jobs, may_see)) {
-    for (const auto& [id, connection] : job->connections) {
-      const auto node = job->round.nodes.find(id);
-      if (node == job->round.nodes.end()) continue;
-      const membership::Request& request = node->second.request;
-      if (!is_address(request.status_address)) continue;
-      if (is_loopback(request.status_address) && !is_loopback(jobs.address_of(connection))) continue;
+  for (const Job* job : shown(jobs, token)) {
+    for (const membership::Node* node : with_pages(jobs, *job)) {
+      const membership::Request& request = node->request;
       out.push_back({{"targets", {request.status_address}},
                      {"labels",
                       {{"run_id", job->name},
                        {"host", request.host},
-                       {"__meta_muster_node", fmt::format("{}", node->second.group_rank)}}}});
+                       {"__meta_muster_node", fmt::format("{}", node->group_rank)}}}});
     }
   }
   return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
 }
 
-std::string jobs_page(const Jobs& jobs, const MaySee& may_see, std::string_view version, Instant now) {
+std::string jobs_page(const Jobs& jobs, const JobToken& token, std::string_view version, Instant now) {
   std::string out(kHead);
-  const auto listed = shown(jobs, may_see);
+  const auto listed = shown(jobs, token);
   if (listed.empty()) out += "<p>There are no jobs.</p>\n";
   if (const std::size_t hidden = jobs.num_jobs() - listed.size(); hidden > 0)
     out += fmt::format("<p>Not listed: {} with secrets of their own.</p>\n", hidden);
@@ -128,7 +140,7 @@ std::string jobs_page(const Jobs& jobs, const MaySee& may_see, std::string_view 
         "<th scope=\"col\">Ranks</th><th scope=\"col\">Restarts</th><th scope=\"col\">Known for</th>"
         "<th scope=\"col\">First node</th><th scope=\"col\">What it waits for, or how it ended</th></tr>"
         "</thead><tbody>\n";
-    for (const Job* job : listed) out += row(describe_job(*job, now));
+    for (const Job* job : listed) out += row(jobs, *job, token(job->name).value_or(""), now);
     out += "</tbody></table>\n";
   }
   return out + fmt::format("<p>musterd {}, <a href=\"/metrics\">metrics</a></p></body></html>\n", version);

@@ -200,7 +200,8 @@ def main(arguments, build=lambda names: True):
         draft.rename(path)
         print(f"{name:18}{outcome['status']:8}{outcome['seconds']:7.1f} s of {seconds:5.1f}  load {outcome['load']:5.1f}  {outcome['text']}", flush=True)
         if options.save and outcome["status"] == "ok":
-            shutil.copy(options.output / f"{name}.json", measure.RESULTS)
+            kept = {**outcome["result"], "peers": peers}
+            (measure.RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     print(f"all of them: {whole['seconds']:.0f} s of {60 * minutes:.0f}; wrote {path}")
     report.write(metrics.load([path]), options.output / "report.html")
     return 0 if all(each["status"] == "ok" for each in whole["benches"].values()) else 1

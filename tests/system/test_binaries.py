@@ -1,4 +1,4 @@
-# muster and musterd are one file each: nothing but glibc at run time, and a copy elsewhere works.
+# muster, musterctl and musterd are one file each: nothing but glibc at run time, and a copy elsewhere works.
 # SPDX-License-Identifier: Apache-2.0
 import re
 import shutil
@@ -8,7 +8,7 @@ import pytest
 # glibc's libraries; before 2.34 it was several files. linux-vdso is the kernel's.
 GLIBC = {"linux-vdso.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libresolv.so.2"}
 LOADER = re.compile(r"^(/\S*/)?ld-linux-[\w-]+\.so\.\d+$")
-PROGRAMS = ["muster", "musterd"]
+PROGRAMS = ["muster", "musterctl", "musterd"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -3,6 +3,7 @@
 import json
 import os
 import pwd
+import re
 import signal
 import subprocess
 import sys
@@ -133,10 +134,12 @@ def test_gpus_names_who_uses_each_gpu_and_ends_only_what_a_dead_agent_left_to_it
             kept: False, foreign.pid: False, left: True, zombie.pid: False, 4194300: False}
         assert (listed[left]["rank"], listed[left]["run_id"], listed[left]["gpu"]) == ("0", "job-b", 1)
         assert listed[foreign.pid]["command"] == "sleep 1000" and listed[foreign.pid]["uid"] == os.getuid()
+        assert abs(listed[foreign.pid]["since"] - os.stat(f"/proc/{foreign.pid}").st_ctime) < 60
         assert listed[kept]["memory_bytes"] == 2 << 30 and "rank" not in listed[foreign.pid]
         said = gpus.ctl()
         assert said.returncode == 0 and alive(left)
         assert said.stdout.count("--free would end this: pid ") == 2  # on two GPUs
+        assert re.search(rf"^0 .*\b{foreign.pid}\b.* \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d .*sleep 1000$", said.stdout, re.M), said.stdout
         assert f"would end this: pid {left} (" in said.stdout and "rank 0 of job-b, left behind by an agent that is gone" in said.stdout
         freed = gpus.ctl("--free")
         assert (freed.returncode, freed.stdout.splitlines()[-1]) == (0, f"pid {left} was ended by SIGKILL")

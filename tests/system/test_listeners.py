@@ -14,12 +14,13 @@ STAY = STORE + "note('ready%d' % rank, e['MASTER_ADDR'])\nstay()\n"
 @pytest.mark.parametrize("options", [
     [],
     ["--standalone"],
+    ["--metrics-addr=0"],
     ["--master-addr={own}", "--master-port=29777"],
     ["--rdzv-endpoint={own}:29777"],
     ["--rdzv-backend=c10d", "--rdzv-endpoint={own}:29777"],
     ["--rdzv-backend=muster", "--rdzv-endpoint={other}:%d" % PORT],
     ["--rdzv-backend=muster", "--rdzv-conf=is_host=1", "--rdzv-endpoint={own}:29777"],
-], ids=["default", "standalone", "static", "static endpoint", "c10d", "musterd", "own coordinator"])
+], ids=["default", "standalone", "metrics", "static", "static endpoint", "c10d", "musterd", "own coordinator"])
 def test_one_node_listens_on_loopback_alone_however_it_is_started(job, tmp_path, options):
     it = job(2)
     if any("{other}" in word for word in options):
@@ -34,6 +35,15 @@ def test_one_node_listens_on_loopback_alone_however_it_is_started(job, tmp_path,
     assert {path.read_text() for path in ready} == {"127.0.0.1"}
     (tmp_path / "go").touch()
     assert it.codes(0) == [0], it.err(0)
+
+
+def test_a_daemon_serves_its_metrics_on_loopback_alone(job, tmp_path):
+    it = job(1)
+    port_file = tmp_path / "port"
+    it.spawn("d", 0, BIN / "musterd", "--host=127.0.0.1", "--port=0", f"--port-file={port_file}", "--metrics-addr=0")
+    wait_for(port_file.exists, "the daemon to serve")
+    assert "metrics at http://127.0.0.1:" in it.err("d")
+    assert listeners(it, 0) == []
 
 
 def start_static(it, node, *args, **env):

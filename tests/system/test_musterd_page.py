@@ -4,6 +4,7 @@ import html
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -111,6 +112,8 @@ def test_with_a_secret_nothing_is_shown_without_the_token(muster, daemon, tmp_pa
         assert status == 401 and "shared" not in text, path
     _, headers, text = get(d.address, f"/?token={token}")
     assert "shared" in text and "private" not in text
+    address, path = re.search(r'<a href="http://([^/"]+)(/[^"]*)"><bdi>shared<', text).groups()
+    assert get(address, path)[0] == 200 and get(address, "/")[0] == 401
     cookie = headers["Set-Cookie"]
     assert cookie.endswith("; Path=/; HttpOnly; SameSite=Strict")
     assert get(d.address, "/", cookie="other=1; " + cookie.split(";")[0])[0] == 200

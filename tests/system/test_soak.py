@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,3 +97,6 @@ def test_two_minutes_of_faults_leave_no_orphan_no_hang_no_wrong_world_and_lose_n
         if soak.poll() is None:
             os.killpg(soak.pid, signal.SIGKILL)
     assert soak.returncode == 0 and "invariants checked, 0 violated" in said, said[-20000:]
+    assert "no tc or no tbf here" not in said, said[-20000:]
+    faults = json.loads(re.findall(r"faults (\{.*?\})", said)[-1].replace("'", '"'))
+    assert all(faults.get(fault) for fault in ("disk-full", "slow-link")), faults

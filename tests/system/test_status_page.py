@@ -21,7 +21,8 @@ from ports import free_port
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
 
-# Makes steps and says so, with texts that try to become markup, until the test lets it go on ("go"), or fail ("fail<rank>").
+# Makes steps and says so, with texts that try to become markup, until the test lets it go on ("go"), or fail ("fail<rank>", the
+# first time).
 # "slow<rank>": its work takes the whole step, and the others wait for it. "still": a pipe in which it waits for somebody to write.
 WORK = """
 import os, signal, sys
@@ -41,7 +42,7 @@ while not os.path.exists("go"):
         os.rename(say + ".new", say)
         signal.sigtimedwait([], 0.05)
     print("rank", rank, "step", step, flush=True)
-    if os.path.exists("fail" + rank): raise ValueError("boom " + HOSTILE)
+    if os.path.exists("fail" + rank) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0": raise ValueError("boom " + HOSTILE)
 """ % HOSTILE
 
 
@@ -124,11 +125,42 @@ def test_a_person_sorts_filters_chooses_a_rank_and_sees_a_failure_arrive(muster,
     chromium.wait("!document.querySelector('#failure').hidden")
     assert "rank 2" in chromium.value("document.querySelector('#failure p').textContent")
     assert HOSTILE[:30] in chromium.value("document.querySelector('#failure pre').textContent")
+    # What a screen reader is told: the failure at once, and a name for whatever one can use.
+    told = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in chromium.call("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
+    assert "alert" in [role for role, _ in told]
+    usable = [(role, name) for role, name in told if role in ("button", "checkbox", "combobox", "searchbox", "slider", "textbox")]
+    assert {"button", "checkbox", "combobox", "searchbox", "slider"} <= {role for role, _ in usable} and all(name for _, name in usable), usable
     chromium.wait("document.querySelector('#link').textContent.includes('ended')")
     assert job.ends() == [1]
     assert chromium.value("document.title").startswith("ending: ")
     assert chromium.value("document.querySelectorAll('img, script').length") == 1
     assert chromium.problems == []
+
+
+def test_a_restart_and_a_hang_arrive_with_their_events_and_reports(muster, browser):
+    job = Job(muster, "--max-restarts=1", "--hang-timeout=3:20", workers=2)
+    chromium = browser()
+    chromium.open(job.page)
+    chromium.wait("document.querySelector('#ranks tbody').textContent.includes('/90000')")
+    assert "0 of 1" in chromium.value("document.querySelector('#facts').textContent")
+    marks = "document.querySelectorAll('#strip line[stroke]').length"
+    before = chromium.value(marks)
+    job.touch("fail1")
+    chromium.wait("document.querySelector('#facts').textContent.includes('1 of 1')")
+    chromium.wait("[...document.querySelectorAll('#events li')].some(each => /rank 1: worker_ended .*boom/.test(each.textContent))")
+    assert chromium.value(marks) > before
+    chromium.wait("job.ranks.step.every(step => step > 10)")
+    assert chromium.value("document.querySelector('#hang').hidden")
+    os.mkfifo(job.folder / "still")
+    chromium.wait("!document.querySelector('#hang').hidden")
+    assert re.search(r"rank [01]\b", chromium.value("document.querySelector('#hang p').textContent"))
+    report = chromium.value("document.querySelector('#hang pre').textContent")
+    assert re.search(r"rank 0\b", report) and re.search(r"rank 1\b", report), report
+    assert chromium.value("[...document.querySelectorAll('#events .bad-text')].map(each => each.textContent).includes('hang')")
+    assert chromium.problems == []
+    job.touch("go")
+    (job.folder / "still").write_text("")
+    assert job.ends() == [0]
 
 
 def test_the_first_node_shows_the_ranks_and_the_logs_of_all_nodes_and_asks_for_them_only_while_somebody_looks(muster):
@@ -137,8 +169,8 @@ def test_the_first_node_shows_the_ranks_and_the_logs_of_all_nodes_and_asks_for_t
     assert now["ranks"]["node"] == [0, 0, 1, 1]
     assert [node["status_address"] for node in now["nodes"]] == job.addresses
     assert set(now["ranks"]["steps"]) == {90000}
-    code, _, text = headers_of(job.addresses[0], "/api/log?rank=3&lines=2")
-    assert code == 200 and text.count("\n") == 2 and "rank 3 step" in text
+    code, _, text = wait_for(lambda: (it := headers_of(job.addresses[0], "/api/log?rank=3&lines=2"))[2].count("\n") == 2 and it, "two lines of the log", 60)
+    assert code == 200 and "rank 3 step" in text
     code, _, text = headers_of(job.addresses[1], "/api/status")
     assert (code, "node 0" in text) == (404, True)
     for wrong, expected in (("rank=4", 404), ("rank=-1", 400), ("", 400), ("rank=0&lines=x", 400)):
@@ -224,7 +256,9 @@ def test_with_a_secret_the_page_needs_the_token_and_other_names_are_refused(must
     assert headers_of(address, "/api/status", Authorization=f"Bearer {token[:-1]}0{token[-1]}")[0] == 401
     code, headers, _ = headers_of(address, f"/?token={token}")
     assert code == 200 and "HttpOnly" in headers["Set-Cookie"] and "SameSite=Strict" in headers["Set-Cookie"]
-    assert "default-src 'none'" in headers["Content-Security-Policy"] and headers["Referrer-Policy"] == "no-referrer"
+    policies = [headers_of(address, f"/?token={token}")[1]["Content-Security-Policy"] for _ in range(2)]
+    assert all(policy.startswith("default-src 'none'; ") and "unsafe" not in policy and "script-src 'nonce-" in policy for policy in policies)
+    assert policies[0] != policies[1] and headers["Referrer-Policy"] == "no-referrer"
     assert headers_of(address, "/api/status", Cookie=headers["Set-Cookie"].split(";")[0])[0] == 200
     for name in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", ""):
         assert headers_of(address, f"/api/status?token={token}", Host=name)[0] == 403, name
@@ -284,32 +318,33 @@ def test_the_rank_that_the_others_wait_for_is_named_on_whatever_node_though_nobo
     assert "rank 3" in found["text"]
     job.touch("go")
     assert job.ends() == [0, 0]
-    assert "rank 3 on " in job.errors[0].read_text()
+    assert re.search(r"rank 3 on \S+ spends .* forward.*, \d+ % more than the median rank", job.errors[0].read_text())
 
 
 def big_status(ranks=4096, per_node=8):
     """What a job of so many ranks would send."""
     index = range(ranks)
+    slow = ranks * 3 // 10
     columns = {"rank": list(index), "local_rank": [r % per_node for r in index], "node": [r // per_node for r in index],
-               "pid": [1000 + r for r in index], "state": ["failed" if r % 999 == 77 else "running" for r in index],
+               "pid": [1000 + r for r in index], "state": ["failed" if r == ranks - 2 else "running" for r in index],
                "epoch": [2] * ranks, "step": [140 + r % 3 for r in index], "steps": [15000] * ranks,
                "phase": ["all_reduce" if r % 5 else "forward" for r in index], "step_s": [0.2 + (r * 7 % 100) / 1000 for r in index],
                "loss": [0.31] * ranks, "throughput": [400 + r * 13 % 200 for r in index], "resident_bytes": [2 ** 31] * ranks,
-               "cpu_s": [99.5] * ranks, "idle_s": [0.1] * ranks, "straggler": [r == 1234 for r in index]}
+               "cpu_s": [99.5] * ranks, "idle_s": [0.1] * ranks, "straggler": [r == slow for r in index]}
     nodes = [{"node": n, "host": f"node{n:03}", "state": "running", "age_s": 0.4, "status_address": None, "gpus": []} for n in range(ranks // per_node)]
     return {"job": {"run_id": "pretraining-7b", "program": "train.py", "state": "running", "generation": 3, "restarts": 1, "max_restarts": 10,
                     "nodes": len(nodes), "world_size": ranks, "began": 1.0e9, "now": 1.0e9 + 5000, "version": "0.1.0"},
-            "nodes": nodes, "ranks": columns, "straggler": {"rank": 1234, "host": "node154", "phase": "forward", "seconds_per_step": 0.31,
-                                                            "percent": 48, "text": "rank 1234 on node154 spends 0.31 s per step in forward, 48 % more than the median rank"},
+            "nodes": nodes, "ranks": columns, "straggler": {"rank": slow, "host": f"node{slow // per_node:03}", "phase": "forward", "seconds_per_step": 0.31,
+                                                            "percent": 48, "text": f"rank {slow} on node{slow // per_node:03} spends 0.31 s per step in forward, 48 % more than the median rank"},
             "events": [{"time": 1.0e9 + 60 * i, "event": "running", "rank": None, "host": "node000", "text": ""} for i in range(20)],
             "failure": None, "hang": None}
 
 
-@pytest.fixture
-def big_job():
-    """Serves the page with the state of 4,096 ranks."""
+@pytest.fixture(params=[8, 4096])
+def big_job(request):
+    """Serves the page with the state of so many ranks."""
     page = (ROOT / "launcher/telemetry/status_page.html").read_text().replace("{nonce}", "n")
-    state = json.dumps(big_status(), separators=(",", ":"))
+    state = json.dumps(big_status(request.param), separators=(",", ":"))
 
     over = threading.Event()
 
@@ -331,28 +366,63 @@ def big_job():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/", len(state)
+    yield f"http://127.0.0.1:{server.server_port}/", request.param, len(state)
     over.set()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def test_4096_ranks_are_on_one_page(big_job, browser):
-    address, size = big_job
+def test_all_ranks_are_on_one_map_in_light_and_dark(big_job, browser):
+    address, ranks, size = big_job
     assert size < 1 << 20
+    failed, slow = ranks - 2, ranks * 3 // 10
     chromium = browser(width=1280, height=1100)
-    chromium.open(address)
-    chromium.wait("document.querySelector('#shown').textContent === 'first 200 of 4096 ranks'")
-    height = chromium.value("document.querySelector('#map').clientHeight")
-    assert 200 < height < 900, "the map of all ranks fits on a screen"
+
+    def pixel(rank, beside=0):
+        """The colour in a rank's cell of the map, or beside its corner."""
+        at = f"cells[{rank}].x + ({-beside} || cells[{rank}].size / 4)"
+        return tuple(chromium.value(f"[...document.querySelector('#map').getContext('2d').getImageData(({at}) * devicePixelRatio, "
+                                    f"({at.replace('.x', '.y')}) * devicePixelRatio, 1, 1).data]")[:3])
+
+    def draws(scheme):
+        chromium.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        chromium.open(address)
+        chromium.wait(f"document.querySelector('#shown').textContent.includes('{ranks} ranks')")
+        return pixel(failed), pixel(0), chromium.value("getComputedStyle(document.body).backgroundColor")
+    assert draws("dark")[:2] == ((255, 107, 96), (79, 174, 107))
+    dark = chromium.value("getComputedStyle(document.body).backgroundColor")
+    failure, running, light = draws("light")
+    assert (failure, running) == ((198, 40, 40), (46, 125, 70)) and light != dark
+    width, height, cell = chromium.value("[document.querySelector('#map').clientWidth, document.querySelector('#map').clientHeight, cells[0].size]")
+    assert height < 900 and cell >= 5, "the map of all ranks fits on a screen, and each rank can be seen"
+    assert chromium.value("cells.length") == ranks
+    assert chromium.value(f"cells.every(each => each.x >= 0 && each.x + each.size <= {width} && each.y + each.size <= {height})")
+    # The straggler's mark: around a small cell, in the corner of a large one.
+    amber = (255, 179, 0)
+    marked = pixel(slow, beside=1) if cell < 19 else tuple(chromium.value(
+        f"[...document.querySelector('#map').getContext('2d').getImageData((cells[{slow}].x + cells[{slow}].size - 2) * devicePixelRatio, "
+        f"(cells[{slow}].y + 2) * devicePixelRatio, 1, 1).data]")[:3])
+    assert marked == amber
+    assert chromium.value("document.querySelector('#straggler p').textContent").startswith(f"rank {slow} on node")
+    # A rank by a click on the map, and its neighbours by keys.
+    place = chromium.value(f"[cells[{slow}].x + cells[{slow}].size / 2, cells[{slow}].y + cells[{slow}].size / 2]")
+    chromium.click("#map", *place)
+    chromium.wait(f"document.querySelector('#map').ariaValueNow === '{slow}'")
+    chromium.value("document.querySelector('#map').focus()")
+    for key, rank in (("ArrowLeft", slow - 1), ("End", ranks - 1), ("ArrowUp", None), ("ArrowDown", ranks - 1), ("Home", 0)):
+        chromium.key(key)
+        if rank is not None:
+            chromium.wait(f"document.querySelector('#map').ariaValueNow === '{rank}'")
+    # Other figures, other colours: from the lowest to the highest.
+    for name in ("step", "throughput"):
+        chromium.value(f"(() => {{ const box = document.querySelector('#colour'); box.value = '{name}'; box.dispatchEvent(new Event('change')); }})()")
+        low, high = chromium.value(f"[Math.min, Math.max].map(best => job.ranks.{name}.indexOf(best(...job.ranks.{name})))")
+        assert sum(pixel(low)) > sum(pixel(high)), "the highest is the darkest"
+        assert str(chromium.value(f"Math.max(...job.ranks.{name})")) in chromium.value("document.querySelector('#keys').textContent")
     chromium.click("#filter")
     chromium.type("straggler")
     chromium.wait("document.querySelectorAll('#ranks tbody tr').length === 1")
     chromium.click("#ranks tbody tr")
-    chromium.wait("document.querySelector('#map').getAttribute('aria-valuenow') === '1234'")
-    for key, rank in (("ArrowRight", 1235), ("ArrowLeft", 1234), ("Home", 0), ("End", 4095)):
-        chromium.value("document.querySelector('#map').focus()")
-        chromium.key(key)
-        chromium.wait(f"document.querySelector('#map').getAttribute('aria-valuenow') === '{rank}'")
+    chromium.wait(f"document.querySelector('#map').ariaValueNow === '{slow}'")
     assert chromium.problems == []

@@ -3,6 +3,9 @@
 #include <set>
 #include <string>
 
+#include <fmt/format.h>
+
+#include "rendezvous/status/jobs_page.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"
 
@@ -188,4 +191,29 @@ TEST_CASE("texts in an answer are cut, however long an agent made them") {
   const Answer answer = ask(t, {"a", {}, 0});
   REQUIRE(answer.nodes.at(0).text.size() == control::kMaxQueryText);
   REQUIRE(answer.jobs.at(0).text.size() == control::kMaxQueryText);
+}
+
+TEST_CASE("a page on the loopback address of another host is neither linked nor a target") {
+  Table t;
+  ConnectionId connection = 1;
+  for (const auto& [job, address] : {std::pair{"here", "127.0.0.1"}, {"there", "10.0.0.9"}}) {
+    t.jobs.connected(++connection, job, address);
+    control::Join message;
+    message.request.id = {0, connection};
+    message.request.host = job;
+    message.request.status_address = "127.0.0.1:9200";
+    message.settings.min_nodes = message.settings.max_nodes = 1;
+    t.jobs.receive(connection, message, t.now, t.effects);
+  }
+  const net::JobToken token = [](std::string_view job) { return fmt::format("of-{}", job); };
+  const std::string page = net::jobs_page(t.jobs, token, "1", t.now);
+  REQUIRE_THAT(page, Catch::Contains("<a href=\"http://127.0.0.1:9200/?token=of-here\"><bdi>here</bdi></a>"));
+  REQUIRE_THAT(page, Catch::Contains("<td><bdi>there</bdi></td>"));
+  const std::string targets = net::service_discovery(t.jobs, token);
+  REQUIRE_THAT(targets, Catch::Contains("\"here\"") && !Catch::Contains("\"there\""));
+  // Not to be seen, and open.
+  REQUIRE(net::service_discovery(t.jobs, [](auto) { return std::nullopt; }) == "[]\n");
+  REQUIRE_THAT(net::jobs_page(
+                   t.jobs, [](auto) { return std::string(); }, "1", t.now),
+               Catch::Contains("<a href=\"http://127.0.0.1:9200/\">"));
 }
