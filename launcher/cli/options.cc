@@ -227,9 +227,8 @@ class Splitter {
       const auto* const row = std::find_if(kOptionTable.begin(), kOptionTable.end(),
                                            [&](const OptionRow& one) { return one.letter == token[0]; });
       if (row == kOptionTable.end())
-        return usage(
-            "unknown option -{}; {} (see muster --help)", token[0],
-            token[0] == 'n' ? "the number of workers is --nproc-per-node=N" : "long ones begin with --");
+        return usage("unknown option -{}{}; see muster --help", token[0],
+                     token == "n" || token == "np" ? "; the number of workers is --nproc-per-node=N" : "");
       token.remove_prefix(1);
       if (row->takes_value() && token.empty()) return value_of(row, fmt::format("-{}", row->letter));
       if (row->takes_value() && token[0] == '=') token.remove_prefix(1);

@@ -20,8 +20,8 @@ namespace muster::launcher {
 
 /// Words by which an error is known in a program's output: Python's, C++'s, CUDA's, NCCL's, gloo's,
 /// allocators' and sanitizers'. The one list of them: ErrorWatch looks for the cause of a failure with it,
-/// and
-/// --view=rank0 for the line from which a rank is shown. No regular expressions: 100 MB/s of lines pass here.
+/// and --view=rank0 for the line from which a rank is shown. No regular expressions: 100 MB/s of lines pass
+/// here.
 struct ErrorWords {
   std::string_view text;
   CauseClass kind;

@@ -338,12 +338,17 @@ void LogWriter::replace_writer() {
   }).detach();
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     const Open& stream = *streams_[i];
-    const UniqueFd file(retry_eintr(
+    if (!stream.reader) continue;  // the worker has the file itself
+    UniqueFd file(retry_eintr(
         [&] { return ::open(stream.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666); }));
+    if (!file) {  // it is lost then, but the worker does not wait for a reader
+      log(errno_error(fmt::format("rank {}: open {}", stream.rank, stream.path), errno).message +
+          "; its output is lost");
+      file.reset(::open("/dev/null", O_WRONLY | O_CLOEXEC));
+    }
     const std::array<int, kDescriptors> descriptors{stream.reader.get(), file.get()};
-    if (stream.reader)
-      (void)send(channel_.native_handle(), {Request::Kind::kOpen, first_ + i}, kWriterEndTimeout, stream.path,
-                 &descriptors);
+    (void)send(channel_.native_handle(), {Request::Kind::kOpen, first_ + i}, kWriterEndTimeout, stream.path,
+               &descriptors);
   }
   if (!flushes_.empty()) request_flush();
 }

@@ -271,11 +271,8 @@ void Telemetry::attempt_over(const Result<FailureNotice>& notice) {
   const bool preempted = notice && notice->preempted();
   const std::string next = again ? notice->regroup ? "regroup" : "restart" : "end";
   const std::string text = succeeded ? std::string() : notice ? notice->text : notice.error().message;
-  OrderedJson out{{"next", next},
-                  {"result", succeeded   ? "succeeded"
-                             : preempted ? "preempted"
-                                         : "failed"},
-                  {"text", text}};
+  OrderedJson out{{"next", next}, {"result", succeeded ? "succeeded" : preempted ? "preempted" : "failed"}};
+  if (!text.empty()) out["text"] = text;
   if (notice && !succeeded) {
     status_.failure = Announcement{text, std::exchange(failure_report_, {})};
     if (notice->rank >= 0) out["failed_rank"] = notice->rank;

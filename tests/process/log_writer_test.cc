@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -183,6 +184,30 @@ TEST_CASE("where the writer was killed its launcher writes the files itself, as 
   REQUIRE(flush(io, **writer));
   REQUIRE(*read_file(second) == "and another\n");
   REQUIRE(*read_file(second + ".1") == "a line\n");
+}
+
+TEST_CASE("where the writer was killed and a file is out of reach, its worker does not wait for a reader") {
+  const test::TemporaryDirectory directory;
+  const std::string folder = directory.path() + "/folder", path = folder + "/log";
+  REQUIRE(::mkdir(folder.c_str(), 0700) == 0);
+  boost::asio::io_context io(1);
+  auto writer = LogWriter::start(io, {1 << 20, 2});
+  REQUIRE_OK(writer);
+  std::vector<std::string> logged;
+  (*writer)->begin_attempt([&](std::string_view text) { logged.emplace_back(text); }, [] {});
+  auto stream = (*writer)->open(7, create(path), path);
+  REQUIRE_OK(stream);
+  REQUIRE(flush(io, **writer));
+  REQUIRE(::rename(folder.c_str(), (directory.path() + "/elsewhere").c_str()) == 0);
+  REQUIRE(::kill((*writer)->pid(), SIGKILL) == 0);
+  write_to(stream->worker, "one\n");
+  while (logged.size() < 2) io.run_one();
+  REQUIRE_THAT(logged[1],
+               Catch::StartsWith("rank 7: open " + path) && Catch::EndsWith("; its output is lost"));
+  REQUIRE(flush(io, **writer));
+  int unread = -1;
+  REQUIRE(::ioctl(stream->worker.get(), FIONREAD, &unread) == 0);
+  REQUIRE(unread == 0);
 }
 
 TEST_CASE("a writer that takes no requests is not taken for a dead one") {
