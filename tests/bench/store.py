@@ -143,7 +143,7 @@ def measure_instructions(name, known, operation):
         start = {"musterd": store_servers.musterd, "redis": store_servers.redis}[name]
         return counted(lambda: start(wrapper), read_instructions, operation)
     if name.startswith("torch"):
-        return counted(lambda: stepped(known[name], operation), read_steps, operation, "--keys=32", few=96, many=288)
+        return counted(lambda: stepped(known[name], operation), read_steps, operation, "--keys=32", connections=8, few=24, many=120)
     return {}
 
 
@@ -151,7 +151,7 @@ def measure_costs(servers, options):
     """System calls (all servers) and instructions in user space (all but the proxy) of one operation."""
     known, out = store_servers.available(), {}
     print("\ncost of one operation at 32 connections, of fan_out one wake-up with its WAIT: bytes in and out, user space instructions\n"
-          "(callgrind; PyTorch's: single steps of its server's thread), system calls")
+          "(callgrind; PyTorch's: single steps of its server's thread, at 8 connections: each takes seconds to come), system calls")
     for name in servers:
         for operation in [o for o in options.operations if speaks(name, servers[name], o)]:
             cell = out.setdefault(name, {}).setdefault(operation, {})
