@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import contextlib
-import os
 import re
 import shutil
 import signal
@@ -68,12 +67,12 @@ def show(connections, name, cell):
           f"{cell['p50_us']['median']:9.1f}{verdict}", flush=True)
 
 
-def counted(start, read, operation, *more, connections=32, few=960, many=4960):
+def counted(start, read, operation, few=960, many=4960):
     """What one operation costs, by the difference of two runs that are alike but for its number."""
     figures = []
     for operations in (few, many):
         with start() as server:
-            load(server, operation, connections, f"--operations={operations}", *more)
+            load(server, operation, 32, f"--operations={operations}")
             figures.append(read(server))
     return {key: (figures[1].get(key, 0) - figures[0].get(key, 0)) / (many - few) for key in figures[1]}
 
@@ -113,45 +112,20 @@ def read_instructions(server):
     return {"instructions": int(re.search(r"Collected : (\d+)", text)[1])}
 
 
-def threads(pid):
-    """Thread -> nanoseconds of processor time."""
-    return {int(task): int(open(f"/proc/{pid}/task/{task}/schedstat").read().split()[0]) for task in os.listdir(f"/proc/{pid}/task")}
-
-
-@contextlib.contextmanager
-def stepped(server_of, operation):
-    """A server whose busiest thread is single-stepped."""
-    with server_of() as server:
-        before = threads(server.pid)
-        load(server, operation, 8, "--operations=2000")
-        busiest = max(threads(server.pid).items(), key=lambda each: each[1] - before.get(each[0], 0))[0]
-        with store_servers.running([measure.program("step_count"), str(busiest)]) as server.stepper:
-            if server.stepper.stdout.readline() != "counting\n":
-                raise measure.Failed("step_count cannot attach")
-            yield server
-
-
-def read_steps(server):
-    server.stepper.send_signal(signal.SIGINT)
-    return {"instructions": int(server.stepper.stdout.readline())}
-
-
-def measure_instructions(name, known, operation):
-    """User space alone. valgrind's emulator for what starts quickly; PyTorch's servers, which do not, by single steps."""
-    if name in ("musterd", "redis") and shutil.which("valgrind"):
-        wrapper = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--log-fd=1"]
-        start = {"musterd": store_servers.musterd, "redis": store_servers.redis}[name]
-        return counted(lambda: start(wrapper), read_instructions, operation)
-    if name.startswith("torch"):
-        return counted(lambda: stepped(known[name], operation), read_steps, operation, "--keys=32", connections=8, few=24, many=120)
-    return {}
+def measure_instructions(name, operation):
+    """User space alone, by valgrind's emulator, in which PyTorch's servers take minutes to start."""
+    start = {"musterd": store_servers.musterd, "redis": store_servers.redis}.get(name)
+    if start is None or not shutil.which("valgrind"):
+        return {}
+    wrapper = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", "--log-fd=1"]
+    return counted(lambda: start(wrapper), read_instructions, operation)
 
 
 def measure_costs(servers, options):
-    """System calls (all servers) and instructions in user space (all but the proxy) of one operation."""
+    """System calls (all servers) and instructions in user space (musterd and redis) of one operation."""
     known, out = store_servers.available(), {}
     print("\ncost of one operation at 32 connections, of fan_out one wake-up with its WAIT: bytes in and out, user space instructions\n"
-          "(callgrind; PyTorch's: single steps of its server's thread, at 8 connections: each takes seconds to come), system calls")
+          "(callgrind), system calls")
     for name in servers:
         for operation in [o for o in options.operations if speaks(name, servers[name], o)]:
             cell = out.setdefault(name, {}).setdefault(operation, {})
@@ -160,7 +134,7 @@ def measure_costs(servers, options):
             if shutil.which("strace"):
                 calls = counted(lambda: traced(known[name]), read_calls, operation)
                 cell["calls"] = {call: round(n, 2) for call, n in calls.items() if n >= 0.01}
-            cell.update(measure_instructions(name, known, operation))
+            cell.update(measure_instructions(name, operation))
             instructions = f"{cell['instructions']:8.0f}" if "instructions" in cell else f"{'-':>8}"
             print(f"{name:12} {operation:10} {cell['bytes']['bytes_out']:6.0f} {cell['bytes']['bytes_in']:6.0f}  {instructions}  "
                   f"{cell.get('calls', {})}", flush=True)
