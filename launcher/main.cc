@@ -218,6 +218,13 @@ class Launch {
 
   /// Who may watch the job, and whether this node can take part.
   std::optional<int> check() {
+    // Of one node too: workers are told to use it.
+    if (!options_.dry_run && !options_.iface.empty() &&
+        offered_addresses(interface_addresses(), {{}, options_.iface, {}}).empty())
+      return complain({ErrorCode::kInvalidArgument,
+                       fmt::format("--iface={}: this host has no such interface with an address; `ip -br "
+                                   "address` lists them",
+                                   options_.iface)});
     job_->compare_clocks = wants_preflight(options_);
     if (const auto opened = options_.dry_run ? Result<void>() : open_observers(); !opened) {
       const int status = complain(opened.error());

@@ -146,8 +146,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     const auto& own = store_.own_addresses();
     const auto& offered = store_.offered_addresses();
     if (offered.empty())
-      return fail_join(kExitUsage, fmt::format("--iface={}: this host has no such interface with an address",
-                                               job_.elastic.interface));
+      return fail_join(kExitSystem, "no network interface of this host is up and has an address");
     if (const auto text = unconfined_text(job_.elastic, listening_addresses(job_.elastic, offered, own)))
       log_.warning(*text);
     if (const auto open = store_.open_port(); !open) return fail_join(kExitSystem, open.error().message);

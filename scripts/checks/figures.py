@@ -71,9 +71,18 @@ def _gathering():
            f"\n{int(clients):,} store clients each add 1 to a counter and wait for one key; the last is woken after {done / 1000:.1f} s.\n"
 
 
+def _training():
+    train = _result("train")
+    rows = [[f"{case['model']}, batch {case['batch_size']}, {case['ranks']} rank{'s' * (case['ranks'] > 1)}", _cell(case["muster"]), _cell(case["torch"]),
+             f"{case['ratio']['of_medians']:.1f}"] for case in train["cases"]]
+    alone, whole = (train["starts"][name]["milliseconds"]["median"] for name in ("alone", "with FashionMNIST"))
+    return "Training steps per second of each rank on the CPU, one thread each:\n\n" + _table(["", "muster::worker", train["torch"], "ratio"], rows) + \
+        f"\nThe first step is done {_number(alone)} ms after exec, {_number(whole)} ms where FashionMNIST is read and unpacked before.\n"
+
+
 def _figures():
-    return f"Medians [quartiles]. {_machine('launch', 'store', 'rendezvous')}.\n\n" + "\n".join(
-        part() for part in (_launch, _deaths, _store, _gathering))
+    return f"Medians [quartiles]. {_machine('launch', 'store', 'rendezvous', 'train')}.\n\n" + "\n".join(
+        part() for part in (_launch, _deaths, _store, _gathering, _training))
 
 
 FILES = {"README.md": {"figures": _figures}, ".github/CONTRIBUTING.md": {"picture": lambda: f"```mermaid\n{include_layers.picture()}```\n"}}

@@ -61,13 +61,17 @@ class Soak:
         self.jobs.look()
         assert self.writer.poll() is None, f"the writer of keys: {self.daemon.job.out('writer')}{self.daemon.job.err('writer')}"
         assert self.daemon.process.poll() is None, f"musterd ended: {self.daemon.log()[-3000:]}"
+        self.look_at_hangs()
+        if any(agent.process.returncode == 0 for agent in agents if not agent.alive):
+            self.end_training()
+
+    def look_at_hangs(self):
         for pid, deadline in list(self.hangs):
             if not alive(pid):
                 self.hangs.remove((pid, deadline))
                 self.checked["hangs that ended"] += 1
-            assert time.monotonic() < deadline, f"worker {pid} was stopped, and still is there after {HANG_PATIENCE} s"
-        if any(agent.process.returncode == 0 for agent in agents if not agent.alive):
-            self.end_training()
+            else:
+                assert time.monotonic() < deadline, f"worker {pid} was stopped, and still is there after {HANG_PATIENCE} s"
 
     def end_training(self):
         """One agent said it is done; what came too late is told to go."""

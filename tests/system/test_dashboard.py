@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 
+import pytest
+
 from launcher_support import ROOT, muster, wait_for  # noqa: F401
 from metrics_support import listens_at, prometheus, recorded_gpus  # noqa: F401
 from test_metrics import daemon  # noqa: F401
@@ -51,11 +53,22 @@ def start_job(muster, endpoint, *options):
     return addresses
 
 
-def test_every_panel_and_every_alert_rule_is_answered_by_a_prometheus_that_scrapes_a_job(muster, daemon, prometheus):
+def every_agent(daemon, addresses):
+    return {"static_configs": [{"targets": addresses}]}
+
+
+def first_agent(daemon, addresses):
+    """One target for the whole job, as README.md has it."""
+    return {"metrics_path": "/federate", "scrape_interval": "2s", "scrape_timeout": "2s",
+            "http_sd_configs": [{"url": f"http://{daemon.address}/sd", "refresh_interval": "1s"}],
+            "relabel_configs": [{"source_labels": ["__meta_muster_node"], "regex": "0", "action": "keep"}, {"regex": "host", "action": "labeldrop"}]}
+
+
+@pytest.mark.parametrize("target", (every_agent, first_agent))
+def test_every_panel_and_every_alert_rule_is_answered_by_a_prometheus_that_scrapes_a_job(muster, daemon, prometheus, target):
     d = daemon()
     addresses = start_job(muster, f"127.0.0.1:{d.port}", "--max-restarts=2")
-    server = prometheus(rules=[FOLDER / "muster_alerts.yml"], musterd=d.address,
-                        muster={"static_configs": [{"targets": addresses}]})
+    server = prometheus(rules=[FOLDER / "muster_alerts.yml"], musterd=d.address, muster=target(d, addresses))
     server.finds("count(muster_worker_step > 0)", 4)
     (muster.tmp_path / "fail").touch()
     server.finds("min(muster_job_restarts_used)", 1)
@@ -73,8 +86,9 @@ def test_every_panel_and_every_alert_rule_is_answered_by_a_prometheus_that_scrap
             assert server.query(filled(expr, "another")) == [] or "run_id" not in expr, title
     # NVIDIA's dashboard 12239, but for what README.md says is not there.
     for metric in ("GPU_TEMP", "POWER_USAGE", "SM_CLOCK", "GPU_UTIL", "FB_USED"):
-        for labels in (f'instance=~"{addresses[0]}", gpu=~"0|1"', 'Hostname=~"host0", gpu=~"0|1"'):
-            assert len(server.query(f"DCGM_FI_DEV_{metric}{{{labels}}}")) == 2, labels
+        instance = "|".join({labels["instance"] for labels, _ in server.query("muster_agent_info")})
+        for labels, count in ((f'instance=~"{instance}", gpu=~"0|1"', 4), ('Hostname=~"host0", gpu=~"0|1"', 2)):
+            assert len(server.query(f"DCGM_FI_DEV_{metric}{{{labels}}}")) == count, labels
     assert server.query("count({__name__=~'DCGM_FI_PROF_.*'})") == []
     # The chosen host alone.
     (total,) = server.query(filled(queries()["Ranks that run"][0], "bert", "host1"))

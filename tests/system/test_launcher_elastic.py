@@ -259,6 +259,8 @@ def test_an_endpoint_port_held_by_something_else_names_its_owner(tmp_path):
     (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=192.0.2.7:0"], "the agent on 192.0.2.7, which runs the coordinator, has logged its port"),
     (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1:1", "--rdzv-conf=is_host=0", "--iface=nope"],
      "--iface=nope: this host has no such interface"),
+    (["--nnodes=2", "--master-addr=192.0.2.7", "--iface=nope"], "--iface=nope: this host has no such interface"),
+    (["--iface=nope"], "--iface=nope: this host has no such interface"),
 ])
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, options, text):
     result = subprocess.run([MUSTER, *options, "true"], capture_output=True, text=True, timeout=60, env=clean_environment())

@@ -151,6 +151,41 @@ def test_gpus_names_who_uses_each_gpu_and_ends_only_what_a_dead_agent_left_to_it
         zombie.wait()
 
 
+# In a mount namespace whose /dev is of the test's own: $1 is a folder, $2 musterctl.
+HOLDS_DEVICE_FILES = """
+touch "$1/null" && mount --bind /dev/null "$1/null" && mount -t tmpfs none /dev || exit 9
+touch /dev/null /dev/nvidia0 /dev/nvidia1 /dev/nvidiactl && mount --bind "$1/null" /dev/null || exit 9
+sleep 1001 3</dev/nvidia1 4</dev/nvidia1 5</dev/nvidiactl &
+first=$!
+RANK=3 TORCHELASTIC_RUN_ID=job-a MUSTER_LINEAGE=1-2 sleep 1002 3</dev/nvidia0 4</dev/nvidia1 &
+second=$!
+sleep 1003 3</dev/nvidiactl &
+third=$!
+for pid in $first $second $third; do
+  until read -r name <"/proc/$pid/comm" && [ "$name" = sleep ]; do :; done
+done
+echo "$first $second $third"
+"$2" gpus --json
+kill "$first" "$second" "$third"
+"""
+
+
+def test_without_nvml_who_uses_a_gpu_is_known_by_its_device_file(gpus):
+    gpus.environment["MUSTER_NVML_LIBRARY"] = "/nowhere/libnvidia-ml.so.1"
+    user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
+    done = subprocess.run(["unshare", *user, "--mount", "sh", "-c", HOLDS_DEVICE_FILES, "sh", gpus.runtime.parent, CTL], env=gpus.environment,
+                          capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == 0, done.stderr
+    pids, text = done.stdout.split("\n", 1)
+    first, second, _ = map(int, pids.split())
+    told = json.loads(text)
+    assert told["source"] == "device-files" and "/nowhere/libnvidia-ml.so.1" in told["error"]
+    assert [(entry["gpu"], entry["pid"], entry["kind"]) for entry in told["processes"]] == sorted(
+        [(0, second, "left-behind"), (1, second, "left-behind"), (1, first, "foreign")], key=lambda entry: entry[:2])
+    assert {entry["command"] for entry in told["processes"] if entry["pid"] == second} == {"sleep 1002"}
+    assert "processes are known by the device files that they have open" in done.stderr
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
 def test_gpus_leaves_what_belongs_to_another_user_even_if_its_agent_is_dead(muster, gpus):
     code = "import os; os.fork() and os._exit(0); os.setsid(); os.setuid(65534); os.write({}, str(os.getpid()).encode()); os.execvp('sleep', ['sleep', '1000'])"

@@ -14,10 +14,11 @@ import urllib.request
 
 import pytest
 
-from launcher_support import MUSTER, clean_environment, wait_for
+from launcher_support import MUSTER, ROOT, clean_environment, wait_for
 from ports import free_port
 
 CTL = os.path.join(os.path.dirname(MUSTER), "musterctl")
+TENSORBOARD = ROOT / ".venv/tensorboard"
 
 
 def document(ranks=8):
@@ -314,24 +315,49 @@ def job(tmp_path):
         ctl("stop", "--now", entry["name"], **environment)
 
 
+def read(address):
+    """The text there; None while nothing listens."""
+    try:
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            return answer.read().decode()
+    except urllib.error.URLError as error:
+        assert isinstance(error.reason, ConnectionError), error
+    except ConnectionError:  # the tunnel stands and leads to nobody yet
+        pass
+    return None
+
+
 def test_the_tunnel_that_open_prints_leads_to_the_page_and_to_the_metrics(job, ssh):
-    name = job()
-    text = ctl("open", name, **job.environment).stdout
+    text = ctl("open", job(), **job.environment).stdout
     # The ports of the reader's own machine, which is this one here, may be taken.
     here = str(free_port())
     text = text.replace("-L 8080:", f"-L {here}:").replace(":8080/", f":{here}/").replace("-L 6006:", f"-L {free_port()}:")
     ssh(re.search(r"^ *(ssh .*)$", text, re.M)[1])
     page, metrics = re.findall(rf"http://127.0.0.1:{here}/\S*", text)
-
-    def read(address):
-        try:
-            with urllib.request.urlopen(address, timeout=60) as answer:
-                return answer.read().decode()
-        except urllib.error.URLError as error:
-            assert isinstance(error.reason, ConnectionRefusedError), error
     assert "<title>" in wait_for(lambda: read(page), "the tunnel", 60)
     assert json.loads(read(page.replace("/?", "/api/status?")))["job"]["world_size"] == 4
     assert "muster_agent_info{" in read(metrics)
+
+
+def test_the_tunnel_that_open_prints_leads_to_a_tensorboard(job, ssh, tmp_path):
+    if not TENSORBOARD.is_dir():
+        pytest.skip("no tensorboard here: scripts/setup --full installs it")
+    text = ctl("open", job(), **job.environment).stdout
+    assert "-L 6006:127.0.0.1:6006 " in text and "http://127.0.0.1:6006/ " in text
+    (command,) = re.findall(r"^ *tensorboard --port 6006 --logdir DIR\b", text, re.M)
+    # The ports of both machines, which are one here, may be taken.
+    here, there = str(free_port()), str(free_port())
+    text = text.replace("-L 8080:", f"-L {free_port()}:").replace("-L 6006:127.0.0.1:6006 ", f"-L {here}:127.0.0.1:{there} ")
+    ssh(re.search(r"^ *(ssh .*)$", text, re.M)[1])
+    words = command.replace("6006", there).replace("DIR", str(tmp_path)).split()
+    with open(tmp_path / "tensorboard.log", "w") as log:
+        board = subprocess.Popen(["/usr/bin/python3", "-m", "tensorboard.main", *words[1:]], stdout=log, stderr=log, cwd=tmp_path,
+                                 env=clean_environment(PYTHONPATH=TENSORBOARD))
+    try:
+        assert "<title>TensorBoard</title>" in wait_for(lambda: read(f"http://127.0.0.1:{here}/"), "TensorBoard", 90)
+    finally:
+        board.kill()
+        board.wait()
 
 
 def test_each_detached_job_can_be_watched_and_by_its_owner_alone(job, tmp_path, screen):

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -84,6 +85,26 @@ def test_parameters_that_do_not_follow_from_the_checkpoint_are_found(training, t
     assert done.returncode == 0, done.stderr
     with pytest.raises(AssertionError, match="1 ranks went on from step 250 and had other parameters at step 500"):
         replay(tmp_path / "replay", [tmp_path / "first/step-00000250"], 1, 500, {"another"}, collections.Counter())
+
+
+class Hung:
+    """What Soak.look_at_hangs knows: one worker that is to be gone by now."""
+    def __init__(self, pid):
+        self.hangs, self.checked = [(pid, time.monotonic())], collections.Counter()
+
+
+def test_a_stopped_worker_that_is_still_there_after_its_deadline_is_found_and_one_that_has_ended_is_not():
+    worker = subprocess.Popen(["sleep", "1000"])
+    try:
+        worker.send_signal(signal.SIGSTOP)
+        with pytest.raises(AssertionError, match=f"worker {worker.pid} was stopped, and still is there"):
+            Soak.look_at_hangs(Hung(worker.pid))
+    finally:
+        worker.kill()
+        worker.wait()
+    over = Hung(worker.pid)
+    Soak.look_at_hangs(over)
+    assert over.hangs == [] and over.checked == {"hangs that ended": 1}
 
 
 @pytest.mark.timeout(900)
