@@ -58,7 +58,7 @@ struct JobsCommand {
                                                       const Environment& environment);
 [[nodiscard]] int show_jobs(const JobsCommand& command, const Environment& environment);
 
-// Jobs text: what musterctl jobs prints of a coordinator's answer (rendezvous/protocol/query.h), for people
+// Jobs text: what musterctl jobs prints of a coordinator's answer (rendezvous/protocol/control.h), for people
 // and as JSON. Pure; for ctl/ alone. The texts in an answer came over a network: none steers a terminal.
 // Nothing here fails.
 

@@ -37,7 +37,7 @@ constexpr std::chrono::seconds kIdleTimeout{60};  // a client that says nothing,
 class EchoThread {
  public:
   EchoThread(net::Listener listener, std::string token)
-      : token_(std::move(token)), acceptor_(loop_, tcp::v6(), listener.fd.release()) {
+      : token_(std::move(token)), acceptor_(loop_, tcp::v6(), listener.fds.front().release()) {
     asio::co_spawn(loop_, accept(), asio::detached);
     thread_ = std::thread([this] { loop_.run(); });
   }

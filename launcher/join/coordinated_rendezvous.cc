@@ -176,11 +176,12 @@ class CoordinatedRendezvous final : public Rendezvous {
     }));
   }
 
-  void stop_others() override { client_->stop_workers(assigned_->generation); }
+  void stop_others() override { client_->send(control::StopWorkers{assigned_->generation}); }
   void announce(const FailureNotice& notice) override {
     if (notice.rank >= 0)
-      return client_->worker_failed({assigned_->generation, notice.rank, notice.exit_code, notice.restart,
-                                     notice.machine_at_fault, notice.text, notice.reached});
+      return client_->send_until_over(
+          control::WorkerFailed{assigned_->generation, notice.rank, notice.exit_code, notice.restart,
+                                notice.machine_at_fault, notice.text, notice.reached});
     // Asked to stop, not failed.
     if (!is_replaceable()) return stop_or_leave(notice);
     send_leave(notice.text, kShortLeave);
@@ -188,16 +189,16 @@ class CoordinatedRendezvous final : public Rendezvous {
     watch(std::exchange(watch_, {}));
   }
 
-  void succeeded() override { client_->finished(assigned_->generation); }
+  void succeeded() override { client_->send_until_over(control::Finished{assigned_->generation}); }
   void safe_point(std::function<void()> passed) override {
     if (!linked_) return passed();  // they cannot be asked, and are not waited for
     safe_point_passed_ = std::move(passed);
-    client_->safe_point(assigned_->generation);
+    client_->send(control::SafePoint{assigned_->generation});
   }
 
   void reached(const StepProgress& reached) override { reached_ = reached; }
   void send_report(std::string part) override {
-    if (assigned_) client_->report(assigned_->generation, std::move(part));
+    if (assigned_) client_->send(control::Report{assigned_->generation, {}, -1, std::move(part)});
   }
 
   void gather_reports(ReportReceived received) override {
@@ -208,13 +209,13 @@ class CoordinatedRendezvous final : public Rendezvous {
   void send_hang(control::Hang message) override {
     if (!assigned_ || !client_) return;
     message.generation = assigned_->generation;
-    client_->send_hang(message);
+    client_->send(message);
   }
 
   void send_status(control::Status message) override {
     if (!assigned_ || !client_) return;
     message.generation = assigned_->generation;
-    client_->send_status(message);
+    client_->send(message);
   }
 
   void decline(const FailureNotice& notice) override {
@@ -245,9 +246,9 @@ class CoordinatedRendezvous final : public Rendezvous {
     client_->start();
     // Nobody can take its place: the job cannot run.
     if (!job_.unhealthy.empty() && job_.elastic.ranks_given)
-      client_->stop_job(
-          fmt::format("node {} ({}) is unhealthy: {}", job_.node_rank, job_.host, job_.unhealthy),
-          kExitPreflight);
+      client_->send_until_over(control::Stop{
+          kExitPreflight,
+          fmt::format("node {} ({}) is unhealthy: {}", job_.node_rank, job_.host, job_.unhealthy)});
   }
 
   [[nodiscard]] net::ControlClientOptions client_options() {
@@ -281,34 +282,11 @@ class CoordinatedRendezvous final : public Rendezvous {
   [[nodiscard]] net::ControlEvents client_events() {
     net::ControlEvents out;
     out.assigned = [this](const auto& message) { on_assigned(message); };
-    out.waiting = [this](const auto& message) { on_waiting(message); };
+    out.message = [this](const auto& message) { on_message(message); };
     out.generation_over = [this](const auto& message) { on_generation_over(message); };
     out.closed = [this](const auto& message) { on_closed(message); };
     out.lost = [this](const auto& error) { on_lost(error); };
     out.linked = [this](bool there) { on_linked(there); };
-    out.report = [this](const control::Report& part) {
-      parts_.push_back(part);
-      hand_over_parts();
-    };
-    out.hang = [this](const control::Hang& message) {
-      if (const auto call = joined_ ? nullptr : watch_.hang) call(message);
-    };
-    out.status = [this](const control::Status& message) {
-      if (const auto call = joined_ ? nullptr : watch_.status) call(message);
-    };
-    out.stop_workers = [this](const control::StopWorkers& message) {
-      if (const auto call = joined_ ? nullptr : watch_.stop) return call(message.group_rank);
-      stopped_by_ = message.group_rank;  // this node still prepares its workers
-    };
-    out.safe_point_passed = [this](std::int64_t generation) {
-      if (!assigned_ || generation != assigned_->generation) return;
-      if (const auto passed = std::exchange(safe_point_passed_, {})) passed();
-    };
-    out.remark = [this](const std::string& text) { log_.warning(text); };
-    out.store = [this](const auto& message) {
-      if (const auto received = store_.receive(message); !received)
-        fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
-    };
     out.drained = [this] { store_.drained(); };
     out.clock = [this](const ClockOffset& offset) {
       const std::string text = skew_text(offset, fmt::format("the coordinator at {}", coordinator_->title()));
@@ -321,6 +299,30 @@ class CoordinatedRendezvous final : public Rendezvous {
                        !joined_);
     };
     return out;
+  }
+
+  void on_message(const control::Message& message) {
+    if (const auto* waiting = std::get_if<control::Waiting>(&message)) {
+      on_waiting(*waiting);
+    } else if (const auto* part = std::get_if<control::Report>(&message)) {
+      parts_.push_back(*part);
+      hand_over_parts();
+    } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
+      if (const auto call = joined_ ? nullptr : watch_.hang) call(*hang);
+    } else if (const auto* status = std::get_if<control::Status>(&message)) {
+      if (const auto call = joined_ ? nullptr : watch_.status) call(*status);
+    } else if (const auto* stop = std::get_if<control::StopWorkers>(&message)) {
+      if (const auto call = joined_ ? nullptr : watch_.stop) return call(stop->group_rank);
+      stopped_by_ = stop->group_rank;  // this node still prepares its workers
+    } else if (const auto* point = std::get_if<control::SafePointPassed>(&message)) {
+      if (!assigned_ || point->generation != assigned_->generation) return;
+      if (const auto passed = std::exchange(safe_point_passed_, {})) passed();
+    } else if (const auto* notice = std::get_if<control::Notice>(&message)) {
+      log_.warning(notice->text);
+    } else if (control::is_about_store(message)) {
+      if (const auto received = store_.receive(message); !received)
+        fail_generation(fmt::format("{}: {}", job_.host, received.error().message));
+    }
   }
 
   void ready_for_next(std::int64_t generation) {
@@ -430,8 +432,8 @@ class CoordinatedRendezvous final : public Rendezvous {
   // The coordinator ends the generation for everybody, or the job.
   void fail_generation(std::string text) {
     log_.error(text);
-    client_->worker_failed(
-        {.generation = assigned_->generation, .exit_code = kExitRendezvous, .text = std::move(text)});
+    client_->send_until_over(control::WorkerFailed{
+        .generation = assigned_->generation, .exit_code = kExitRendezvous, .text = std::move(text)});
   }
 
   void finish_join(Membership membership) {
@@ -498,7 +500,7 @@ class CoordinatedRendezvous final : public Rendezvous {
   // The coordinator knows whether a spare is there to take this node's place.
   void stop_or_leave(const FailureNotice& notice) {
     stopped_here_ = true;
-    client_->stop_job(notice.text, notice.exit_code, !hosts_coordinator());
+    client_->send_until_over(control::Stop{notice.exit_code, notice.text, !hosts_coordinator()});
   }
 
   // From a generation that has not begun here.

@@ -188,7 +188,7 @@ class EndpointHost final : public net::CoordinatorHost {
     if (!listening_.empty()) {
       MUSTER_TRY(net::Listener listener,
                  listen_at(listening_, options.store.port, options.store.name_port_owner));
-      hand_over(std::move(listener), options.store);
+      options.store.listener = std::make_shared<net::Listener>(std::move(listener));
     }
     return net::RendezvousServer::listen(io_, options, log_);
   }

@@ -38,7 +38,8 @@ void WorkerStore::find_addresses() {
 }
 
 Result<void> WorkerStore::open_port() {
-  if (port_.fd || job_.elastic.store_proxy || job_.elastic.ranks_given || !job_.unhealthy.empty()) return {};
+  if (!port_.fds.empty() || job_.elastic.store_proxy || job_.elastic.ranks_given || !job_.unhealthy.empty())
+    return {};
   MUSTER_TRY(port_, listen_at(listening_addresses(job_.elastic, offered_, own_), 0));
   return {};
 }
@@ -80,7 +81,7 @@ void WorkerStore::finish(Result<Location> location) {
 
 void WorkerStore::serve() {
   net::ServerOptions options;
-  hand_over(std::move(port_), options);
+  options.listener = std::make_shared<net::Listener>(std::move(port_));
   auto server = net::Server::listen(io_, options, log_);
   if (!server) return finish(fail(ErrorCode::kIo, server.error().message));
   server_ = *std::move(server);
@@ -146,9 +147,8 @@ void WorkerStore::try_reach(const control::Waiting& waiting, Instant deadline,
 }
 
 void WorkerStore::proxy(net::StoreProxy::Uplink uplink, bool linked) {
-  net::StoreProxyOptions options;
-  options.own_user_only = job_.elastic.proves;
-  auto proxy = net::StoreProxy::listen(io_, assignment_.generation, std::move(uplink), options, log_);
+  auto proxy =
+      net::StoreProxy::listen(io_, assignment_.generation, std::move(uplink), job_.elastic.proves, log_);
   if (!proxy) return finish(fail(ErrorCode::kIo, proxy.error().message));
   proxy_ = *std::move(proxy);
   find_route();

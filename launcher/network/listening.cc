@@ -93,11 +93,6 @@ std::string connect_address(const std::vector<std::string>& addresses) {
   return addresses.empty() ? "127.0.0.1" : addresses.front();
 }
 
-void hand_over(net::Listener from, net::ServerOptions& to) {
-  to.listen_fd = from.fd.release();
-  for (UniqueFd& other : from.others) to.more_listen_fds.push_back(other.release());
-}
-
 std::optional<std::string> unauthenticated_access(const Job& job) {
   const ElasticJob& elastic = job.elastic;
   if (job.one_node() || is_loopback(elastic.endpoint_host)) return std::nullopt;

@@ -15,7 +15,6 @@
 #include "launcher/job/job.h"
 #include "launcher/network/interfaces.h"
 #include "rendezvous/net/listener.h"
-#include "rendezvous/server/server.h"
 
 namespace muster::launcher {
 
@@ -52,9 +51,6 @@ namespace muster::launcher {
 
 /// Where this agent itself reaches what listens there.
 [[nodiscard]] std::string connect_address(const std::vector<std::string>& addresses);
-
-/// All its sockets become the server's.
-void hand_over(net::Listener from, net::ServerOptions& to);
 
 // Unauthenticated access: whether anybody who reaches the job's first node may take part in it or read its
 // store, in one line for the first node to say once. Pure; called by CoordinatedRendezvous. Source of what

@@ -21,7 +21,7 @@ namespace {
 
 namespace asio = boost::asio;
 constexpr Millis kReturnTimeout{5'000};
-constexpr Backoff::Options kBackoff{.first = Millis(20), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
+constexpr Backoff::Options kBackoff{.first = Millis(20)};
 
 bool worth_another_try(ErrorCode code) {
   return code == ErrorCode::kPeerGone || code == ErrorCode::kTimeout || code == ErrorCode::kIo ||
@@ -164,7 +164,7 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
         if (again && !was_joined) {
           error.code = ErrorCode::kTimeout;
           error.message += fmt::format(
-              " (tried for {:.1f} s){}", std::chrono::duration<double>(now - began).count(),
+              " (tried for {:.1f} s){}", seconds_between(began, now),
               link_->coordinator_is_busy() ? "" : "; is the coordinator running, and reachable from here?");
         }
         fail_for_good(std::move(error));
@@ -229,8 +229,6 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       assigned_ = assignment->generation;
       running_ = assignment->generation;
       if (const auto call = events_.assigned) call(*assignment);
-    } else if (const auto* waiting = std::get_if<control::Waiting>(&message)) {
-      if (const auto call = events_.waiting) call(*waiting);
     } else if (const auto* over = std::get_if<control::GenerationOver>(&message)) {
       unconfirmed_.clear();
       if (last_ready_ && over->generation <= *last_ready_) {
@@ -245,23 +243,19 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       done_ = true;
       unconfirmed_.clear();
       if (const auto call = std::exchange(events_.closed, {})) call(*closed);
-    } else if (const auto* report = std::get_if<control::Report>(&message)) {
-      if (const auto call = events_.report) call(*report);
-    } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
-      if (const auto call = running_ == hang->generation ? events_.hang : nullptr) call(*hang);
-    } else if (const auto* status = std::get_if<control::Status>(&message)) {
-      if (const auto call = running_ == status->generation ? events_.status : nullptr) call(*status);
-    } else if (const auto* stop = std::get_if<control::StopWorkers>(&message)) {
-      if (const auto call = running_ == stop->generation ? events_.stop_workers : nullptr) call(*stop);
     } else if (const auto* clock = std::get_if<control::Clock>(&message)) {
       compare(*clock);
-    } else if (const auto* passed = std::get_if<control::SafePointPassed>(&message)) {
-      if (const auto call = events_.safe_point_passed) call(passed->generation);
-    } else if (const auto* remark = std::get_if<control::Notice>(&message)) {
-      if (const auto call = events_.remark) call(remark->text);
-    } else if (control::is_about_store(message)) {
-      if (const auto call = events_.store) call(message);
+    } else if (const auto call = is_of_another_generation(message) ? nullptr : events_.message) {
+      call(message);
     }
+  }
+
+  // What other nodes say of a generation that has not begun here, or is over.
+  [[nodiscard]] bool is_of_another_generation(const control::Message& message) const {
+    if (const auto* hang = std::get_if<control::Hang>(&message)) return running_ != hang->generation;
+    if (const auto* status = std::get_if<control::Status>(&message)) return running_ != status->generation;
+    const auto* stop = std::get_if<control::StopWorkers>(&message);
+    return stop != nullptr && running_ != stop->generation;
   }
 
   void compare(const control::Clock& clock) {

@@ -5,13 +5,13 @@
 // loop outlives it. Failure: told once, through ControlEvents::lost, with a code and a text for people.
 //
 // How an agent uses it:
-//   start()            -> waiting()*  -> assigned(a)        start the workers of generation a
+//   start()            -> Waiting*    -> assigned(a)        start the workers of generation a
 //                                     -> closed(), lost()   give up
-//   while they run:    -> generation_over(g): stop them, then ready(g) -> waiting()* -> assigned(next)
+//   while they run:    -> generation_over(g): stop them, then ready(g) -> Waiting* -> assigned(next)
 //                      -> closed(c): stop them; the job is over, c.cause says why (kSucceeded: all is well)
 //                      -> lost(e): stop them; there is no coordinator any more
-//   a worker failed:   worker_failed(...)  and expect generation_over or closed, as everybody else
-//   all succeeded:     finished(g)         and expect closed (success), or generation_over if others fail
+//   a worker failed:   WorkerFailed, and expect generation_over or closed, as everybody else
+//   all succeeded:     Finished, and expect closed (success), or generation_over if others fail
 //   at the end:        leave(reason, left) and destroy it in or after left()
 #pragma once
 
@@ -51,36 +51,25 @@ struct ControlClientOptions : ControlTarget {
 };
 
 /// All optional. Called from the loop, never from within a call of the client, each only while the client
-/// lives and before close(). After closed() or lost() nothing more comes, but report() may.
+/// lives and before close(). After closed() or lost() nothing more comes, but a Report may.
 struct ControlEvents {
   /// A world of which this node is a part: its ranks, and where the first node serves the workers' store.
   /// One per generation.
   std::function<void(const control::Assignment&)> assigned;
-  /// Why there is no world yet, or none with this node; when the reason changes, at most about once a second.
-  std::function<void(const control::Waiting&)> waiting;
   /// The workers of this generation are to be stopped. One per generation.
   std::function<void(const control::GenerationOver&)> generation_over;
   std::function<void(const control::Closed&)> closed;
-  /// Another node's part of the job's report; only the first node of the world gets them.
-  std::function<void(const control::Report&)> report;
   /// A try to connect failed and another follows; when the text changes.
   std::function<void(const Error&)> trying;
-  /// What another node says of workers that hang, in the generation that runs here.
-  std::function<void(const control::Hang&)> hang;
-  /// What another node says for the job's status page, likewise.
-  std::function<void(const control::Status&)> status;
-  /// A worker of another node failed: the workers of the generation that runs here are to be stopped.
-  std::function<void(const control::StopWorkers&)> stop_workers;
+  /// What else the coordinator says: Waiting, when the reason for it changes, at most about once a second;
+  /// Report, other nodes' parts of the job's report, to the first node of the world; Hang, Status and
+  /// StopWorkers of other nodes, in the generation that runs here; SafePointPassed; Notice; and messages
+  /// about the workers' store (control::is_about_store).
+  std::function<void(const control::Message&)> message;
   /// A connection to the coordinator is there, and the agent has joined by it; or it broke.
   std::function<void(bool there)> linked;
-  /// A message about the workers' store (control::is_about_store).
-  std::function<void(const control::Message&)> store;
   /// How far the coordinator's wall clock is from this host's.
   std::function<void(const ClockOffset&)> clock;
-  /// The answer to safe_point() where the generation goes on.
-  std::function<void(std::int64_t generation)> safe_point_passed;
-  /// What the user of this node should know.
-  std::function<void(const std::string&)> remark;
   /// The connection has taken everything that was sent.
   std::function<void()> drained;
   /// kTimeout: not reached within connect_timeout. kMismatch: refused for its secret, version or settings.
@@ -106,29 +95,17 @@ class ControlClient {
   /// The workers of `generation` are gone; this node takes part in the next round and would serve its store
   /// on `master_port`. `reached`: by them.
   void ready(std::int64_t generation, std::uint16_t master_port, const StepProgress& reached = {});
-  /// A worker failed; worker_failed() follows. Lost where there is no connection.
-  void stop_workers(std::int64_t generation) { send(control::StopWorkers{generation}); }
-  /// Kept and said again after a reconnection until the generation is over.
-  void worker_failed(const control::WorkerFailed& failure) { send_until_over(failure); }
-  /// All workers of this node succeeded. Kept likewise.
-  void finished(std::int64_t generation) { send_until_over(control::Finished{generation}); }
-  /// The generation can be interrupted now for nodes that wait (Settings::grow_at_safe_point). Lost where
-  /// there is no connection.
-  void safe_point(std::int64_t generation) { send(control::SafePoint{generation}); }
-  void report(std::int64_t generation, std::string payload) {
-    send(control::Report{generation, {}, -1, std::move(payload)});
-  }
-  /// Lost where there is no connection.
-  void send_hang(const control::Hang& message) { send(message); }
-  void send_status(const control::Status& message) { send(message); }
+  /// StopWorkers when a worker failed, before what is known of it; SafePoint, where the generation can be
+  /// interrupted for nodes that wait (Settings::grow_at_safe_point); Report, Hang, Status. Lost where there
+  /// is no connection.
+  void send(const control::Message& message);
+  /// WorkerFailed; Finished when all workers of this node succeeded; Stop. Kept and said again after a
+  /// reconnection until the generation is over.
+  void send_until_over(const control::Message& fact);
   /// A message about the workers' store; lost where there is no connection.
   void send_store(const control::Message& message);
   /// What the connection has not taken yet.
   [[nodiscard]] std::size_t unsent_bytes() const;
-  /// Ends the job for everybody; with `or_leave` for this node alone, where the others can go on without it.
-  void stop_job(std::string reason, int exit_code, bool or_leave = false) {
-    send_until_over(control::Stop{exit_code, std::move(reason), or_leave});
-  }
   /// Tells the coordinator that this node leaves; `left` comes when the coordinator has read it, or after
   /// `timeout`. A coordinator that is away and keeps its agents' places is looked for meanwhile, for some
   /// seconds. No event comes after this call.
@@ -137,9 +114,6 @@ class ControlClient {
   void close();
 
  private:
-  void send(const control::Message& message);
-  void send_until_over(const control::Message& fact);
-
   class Impl;
   std::shared_ptr<Impl> impl_;
 };

@@ -64,14 +64,10 @@ asio::awaitable<Result<control::Welcome>> ControlLink::open(std::size_t turn, In
   if (!socket_.is_open()) co_return fail(ErrorCode::kCancelled, "closed");
   connected_ = true;
   bound_kernel_queue(socket_.native_handle());
-  watchdog_.expires_at(deadline);
-  watchdog_.async_wait([weak = weak_from_this()](const auto& error) {
-    // Its time may have come in the turn in which the handshake ended: too late to cancel it.
-    if (const auto link = weak.lock(); link && !error && link->opening_) link->close("no answer in time");
-  });
-  opening_ = true;
+  // Its time may come in the turn in which the handshake ends: too late to cancel it.
+  const Lifetime opening;
+  opening.call_at(watchdog_, deadline, [this] { close("no answer in time"); });
   auto welcome = co_await handshake();
-  opening_ = false;
   watchdog_.cancel();
   co_return welcome;
 }

@@ -81,7 +81,6 @@ class ControlLink : public std::enable_shared_from_this<ControlLink> {
   std::string written_;  // while writing_
   bool flush_is_due_ = false;
   bool connected_ = false;
-  bool opening_ = false;  // while watchdog_ counts
   bool writing_ = false;
   std::size_t writing_bytes_ = 0;
   std::function<void()> drained_;

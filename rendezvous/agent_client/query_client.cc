@@ -20,19 +20,6 @@ namespace asio = boost::asio;
 
 constexpr std::size_t kMaxPages = 1000;
 
-// One of the answer's messages; nothing where it is none.
-bool take(control::Message& message, QueryAnswer& out) {
-  if (auto* job = std::get_if<control::JobState>(&message)) {
-    // Asked for one job page after page, each begins with it.
-    if (out.nodes.empty()) out.jobs.push_back(std::move(*job));
-  } else if (auto* node = std::get_if<control::NodeState>(&message)) {
-    out.nodes.push_back(std::move(*node));
-  } else {
-    return false;
-  }
-  return true;
-}
-
 asio::awaitable<Result<QueryAnswer>> ask(std::shared_ptr<ControlLink> link, std::string job,
                                          Instant deadline) {
   if (auto welcome = co_await link->open(0, deadline); !welcome) co_return fail(std::move(welcome).error());
@@ -40,16 +27,21 @@ asio::awaitable<Result<QueryAnswer>> ask(std::shared_ptr<ControlLink> link, std:
   control::Query question{std::move(job), {}, 0};
   for (std::size_t page = 0; page < kMaxPages; ++page) {
     link->send(question);
-    while (true) {
+    for (bool more = true; more;) {
       auto message = co_await link->receive();
       if (!message) co_return fail(std::move(message).error());
-      if (take(*message, out)) continue;
-      auto* over = std::get_if<control::QueryEnd>(&*message);
-      if (over == nullptr)
+      if (auto* state = std::get_if<control::JobState>(&*message)) {
+        // Asked for one job page after page, each begins with it.
+        if (out.nodes.empty()) out.jobs.push_back(std::move(*state));
+      } else if (auto* node = std::get_if<control::NodeState>(&*message)) {
+        out.nodes.push_back(std::move(*node));
+      } else if (auto* over = std::get_if<control::QueryEnd>(&*message)) {
+        out.over = std::move(*over);
+        more = false;
+      } else {
         co_return fail(ErrorCode::kProtocol, fmt::format("{} instead of an answer from {}",
                                                          control::name_of(*message), link->endpoint()));
-      out.over = std::move(*over);
-      break;
+      }
     }
     if (!out.over.more) co_return out;
     question.after = out.over.after;

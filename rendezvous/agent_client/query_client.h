@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // query(): looks into a coordinator, a musterd or one that an agent embeds: connects, proves what it has
-// to, asks (query.h) until it has everything, and goes. Blocks, on a loop of its own; called by musterctl.
+// to, asks (control.h) until it has everything, and goes. Blocks, on a loop of its own; called by musterctl.
 // Failure: kTimeout, kPeerGone: it was not reached, or went away; kMismatch: it refused this asker;
 // kProtocol: it is something else, or of another release.
 #pragma once
@@ -11,7 +11,7 @@
 
 #include "rendezvous/agent_client/control_target.h"
 #include "rendezvous/base/clock.h"
-#include "rendezvous/protocol/query.h"
+#include "rendezvous/protocol/control.h"
 
 namespace muster::net {
 

@@ -13,7 +13,7 @@ class Backoff {
   struct Options {
     std::chrono::milliseconds first{10};
     std::chrono::milliseconds max{2000};
-    double factor = 1.5;
+    double factor = 1.6;
     double jitter = 0.5;  // the wait is uniform in [base * (1 - jitter), base * (1 + jitter)]
   };
 

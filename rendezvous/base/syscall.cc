@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster {
@@ -76,6 +78,16 @@ Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
       out.reserve(std::min(static_cast<std::size_t>(info.st_size), max_bytes));
     out.append(block, static_cast<std::size_t>(n));
   }
+}
+
+Result<void> check_private(std::string_view what, const std::string& path) {
+  const std::string file = fmt::format("{} {}", what, path);
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return fail(errno_error(file, errno));
+  if (!S_ISREG(info.st_mode) || (info.st_mode & 077) == 0) return {};
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("{} is open to others than its owner (mode {:o}); try: chmod 600 {}", file,
+                          info.st_mode & 0777, path));
 }
 
 Result<void> write_all(int fd, std::string_view bytes) {

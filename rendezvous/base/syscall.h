@@ -29,6 +29,10 @@ auto retry_eintr(Call&& call) {
 [[nodiscard]] Result<std::string> read_file(const std::string& path,
                                             std::size_t max_bytes = std::size_t{1} << 30);
 
+/// A secret's file: kInvalidArgument where others than its owner may read it. Errors begin with `what` and
+/// the path.
+[[nodiscard]] Result<void> check_private(std::string_view what, const std::string& path);
+
 /// Writes all bytes to a descriptor, through short writes and EINTR.
 [[nodiscard]] Result<void> write_all(int fd, std::string_view bytes);
 

@@ -29,7 +29,7 @@ namespace muster {
 namespace {
 
 constexpr std::string_view kCleanupKey = "cleanup/";  // users that are gone; PyTorch's name for it
-constexpr Millis kDestructorPatience{200};
+constexpr Millis kDestructorTimeout{200};
 
 /// Sleeps until a file may have changed, or a deadline. inotify tells at once of what this kernel writes; for
 /// the rest (NFS, FUSE, no inotify instance left) it returns after 10 to 100 ms and the caller looks for
@@ -69,7 +69,7 @@ class FileStore final : public Store {
     if (world_size_ <= 0) return;
     const std::lock_guard lock(mutex_);
     if (failure_) return;
-    auto file = open_locked(LOCK_EX, kDestructorPatience);
+    auto file = open_locked(LOCK_EX, kDestructorTimeout);
     if (!file || !replay(file->get())) return;
     const auto gone = add_to_counter(kCleanupKey, current(kCleanupKey), 1);
     if (!gone || !append_records(file->get(), record(kCleanupKey, std::to_string(*gone)))) return;
@@ -100,19 +100,12 @@ class FileStore final : public Store {
   }
 
   Result<std::int64_t> add(std::string_view key, std::int64_t delta) override {
-    std::optional<Error> refused;  // the caller's mistake; does not break the store
-    auto sum = sticky(timeout(), LOCK_EX, [&](int fd) -> Result<std::int64_t> {
+    return sticky(timeout(), LOCK_EX, [&](int fd) -> Result<std::int64_t> {
       MUSTER_OK(replay(fd));
-      auto value = add_to_counter(key, current(regular(key)), delta);
-      if (!value) {
-        refused = std::move(value).error();
-        return 0;
-      }
-      MUSTER_OK(append_records(fd, record(regular(key), std::to_string(*value))));
-      return *value;
+      MUSTER_TRY(const std::int64_t sum, add_to_counter(key, current(regular(key)), delta));
+      MUSTER_OK(append_records(fd, record(regular(key), std::to_string(sum))));
+      return sum;
     });
-    if (refused) return fail(*std::move(refused));
-    return sum;
   }
 
   Result<bool> check(std::span<const std::string> keys) override {

@@ -13,7 +13,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 #include <utility>
-#include <vector>
 
 #include <climits>
 #include <fmt/format.h>
@@ -109,19 +108,17 @@ Result<UniqueFd> connect_to(const std::string& host, std::uint16_t port, Instant
   if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0)
     return fail(ErrorCode::kNotFound, "name resolution: " + std::string(::gai_strerror(error)));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
-  std::vector<const addrinfo*> candidates;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) candidates.push_back(at);
-  std::stable_partition(candidates.begin(), candidates.end(),
-                        [](const addrinfo* at) { return at->ai_family == AF_INET6; });
-
   std::optional<Error> failure;
-  for (const addrinfo* candidate : candidates) {
-    auto fd = connect_one(*candidate, std::min(deadline, SteadyClock::now() + kConnectSlice));
-    if (fd) return fd;
-    if (failure)
-      failure->message += ", " + fd.error().message;
-    else
-      failure = std::move(fd).error();
+  for (const bool v6 : {true, false}) {
+    for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+      if ((at->ai_family == AF_INET6) != v6) continue;
+      auto fd = connect_one(*at, std::min(deadline, SteadyClock::now() + kConnectSlice));
+      if (fd) return fd;
+      if (failure)
+        failure->message += ", " + fd.error().message;
+      else
+        failure = std::move(fd).error();
+    }
   }
   return fail(failure.value_or(Error{ErrorCode::kNotFound, "name resolution: no address"}));
 }
@@ -243,16 +240,15 @@ Result<void> StoreLink::greet(bool ping, Instant deadline) {
 }
 
 Error StoreLink::broken(Error cause) {
-  if (!failed_) {
-    failed_ = true;
+  if (!failure_) {
     fd_.reset();  // the server forgets what this client waits for, and has its place free for the next
-    failure_ = {cause.code, fmt::format("{} at the store {}: {}", doing_, endpoint_, cause.message)};
+    failure_ = Error{cause.code, fmt::format("{} at the store {}: {}", doing_, endpoint_, cause.message)};
   }
-  return failure_;
+  return *failure_;
 }
 
 Result<void> StoreLink::request(const wire::Request& request, Instant deadline) {
-  if (failed_) return fail(failure_);
+  if (failure_) return fail(*failure_);
   doing_ = describe(request);
   request_.clear();
   wire::encode(request, request_);
@@ -263,7 +259,7 @@ Result<void> StoreLink::request(const wire::Request& request, Instant deadline) 
 }
 
 Result<void> StoreLink::read(void* out, std::size_t size, Instant deadline) {
-  if (failed_) return fail(failure_);
+  if (failure_) return fail(*failure_);
   if (auto got = receive(static_cast<char*>(out), size, deadline); !got)
     return fail(broken(std::move(got).error()));
   return {};
@@ -284,7 +280,7 @@ Result<std::string> StoreLink::read_bytes(Instant deadline) {
 }
 
 Result<bool> StoreLink::await_stop(Instant wait_until, Millis margin) {
-  if (failed_) return fail(failure_);
+  if (failure_) return fail(*failure_);
   auto ready = begin_ < end_ ? Result<bool>(true) : await(fd_.get(), POLLIN, wait_until);
   if (!ready) return fail(broken(std::move(ready).error()));
   const Instant deadline = SteadyClock::now() + margin;

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -63,8 +64,7 @@ class StoreLink {
   std::array<char, 16384> received_;  // from begin_ to end_
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
-  Error failure_{};
-  bool failed_ = false;
+  std::optional<Error> failure_;
 };
 
 /// "/a, /b, /c and 7 more"

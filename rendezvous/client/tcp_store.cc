@@ -183,9 +183,8 @@ class TcpStoreClient final : public TcpStore {
     MUSTER_TRY(const std::int64_t count, link_.read_number<std::int64_t>(reply_deadline()));
     std::vector<std::string> out;
     for (std::int64_t i = 0; i < count; ++i) {
-      const auto key = link_.read_bytes(reply_deadline());
-      if (!key) return fail(key.error());
-      if (key->starts_with('/')) out.push_back(key->substr(1));
+      MUSTER_TRY(const std::string key, link_.read_bytes(reply_deadline()));
+      if (key.starts_with('/')) out.push_back(key.substr(1));
     }
     return out;
   }

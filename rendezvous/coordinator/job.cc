@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/key_map.h"
+
 namespace muster {
 
 using membership::Phase;
@@ -22,10 +24,10 @@ void name_peer(const membership::Round& round, control::Assignment& out) {
   const auto& slots = round.world.slots;
   const membership::Request* peer = nullptr;
   for (std::size_t i = 1; i < slots.size(); ++i) {
-    const auto found = round.nodes.find(slots[i].node);
-    if (found == round.nodes.end() || found->second.request.addresses.empty()) continue;
+    const membership::Node* node = find_in(round.nodes, slots[i].node);
+    if (node == nullptr || node->request.addresses.empty()) continue;
     const bool elsewhere = slots[i].machine != slots[0].machine || slots[i].machine.empty();
-    if (peer == nullptr || elsewhere) peer = &found->second.request;
+    if (peer == nullptr || elsewhere) peer = &node->request;
     if (elsewhere) break;
   }
   if (peer == nullptr) return;
@@ -74,8 +76,7 @@ std::vector<ConnectionId> everybody(const Job& job) {
 std::vector<ConnectionId> connections_of(const Job& job, std::size_t first, std::size_t end) {
   std::vector<ConnectionId> out;
   for (std::size_t i = first; i < end; ++i)
-    if (const auto at = job.connections.find(job.round.world.slots[i].node); at != job.connections.end())
-      out.push_back(at->second);
+    if (const ConnectionId* at = find_in(job.connections, job.round.world.slots[i].node)) out.push_back(*at);
   return out;
 }
 
@@ -85,14 +86,14 @@ void notify_world(const Job& job, JobsEffects& effects) {
                                     world.generation, world.world_size, world.slots.size()));
   effects.formed = true;
   for (std::size_t i = 0; i < world.slots.size(); ++i) notify_member(job, i, effects);
-  for (const auto& [id, node] : job.round.nodes) {
-    if (node.group_rank >= 0 || !node.ready) continue;
-    notify_outsider(job, id, job.connections.at(id), effects);
-  }
+  for (const auto& [id, node] : job.round.nodes)
+    if (node.ready) notify_outsider(job, id, effects);
 }
 
-void notify_outsider(const Job& job, const membership::NodeId& node, ConnectionId id, JobsEffects& effects) {
+void notify_outsider(const Job& job, const membership::NodeId& node, JobsEffects& effects) {
   const membership::World& world = job.round.world;
+  const membership::Node* found = find_in(job.round.nodes, node);
+  if (job.round.phase != Phase::kRunning || found == nullptr || found->group_rank >= 0) return;
   control::Waiting out;
   out.min_nodes = job.settings.min_nodes;
   out.max_nodes = job.settings.max_nodes;
@@ -103,7 +104,7 @@ void notify_outsider(const Job& job, const membership::NodeId& node, ConnectionI
     out.master_port = world.master_port;
     out.master_host = world.slots.front().host;
   }
-  effects.deliveries.push_back({{id}, std::move(out)});
+  effects.deliveries.push_back({{job.connections.at(node)}, std::move(out)});
 }
 
 void notify_member(const Job& job, std::size_t group_rank, JobsEffects& effects) {
@@ -126,57 +127,57 @@ void notify_member(const Job& job, std::size_t group_rank, JobsEffects& effects)
   effects.deliveries.push_back({{job.connections.at(slot.node)}, std::move(out)});
 }
 
-void forward(const Job& job, control::Report report, const std::string& host, int group_rank,
-             JobsEffects& effects) {
+namespace {
+
+// To the first node of the world that is there.
+void send_report(const Job& job, control::Report report, const std::string& host, int group_rank,
+                 JobsEffects& effects) {
   report.host = host;
   report.group_rank = group_rank;
   for (const membership::Slot& slot : job.round.world.slots) {
-    const auto first = job.connections.find(slot.node);
-    if (first == job.connections.end()) continue;
-    effects.deliveries.push_back({{first->second}, std::move(report)});
+    const ConnectionId* first = find_in(job.connections, slot.node);
+    if (first == nullptr) continue;
+    effects.deliveries.push_back({{*first}, std::move(report)});
     return;
   }
 }
 
-namespace {
-
-/// `Message`: Hang or Status.
-template <class Message>
-void forward_between_nodes(const Job& job, Message&& message, const std::string& host, int group_rank,
-                           JobsEffects& effects) {
-  const membership::World& world = job.round.world;
-  if (job.round.phase != Phase::kRunning || message.generation != world.generation || group_rank < 0 ||
-      message.to_all() != (group_rank == 0))
-    return;
-  message.host = host;
-  message.group_rank = group_rank;
-  std::vector<ConnectionId> to =
-      message.to_all() ? connections_of(job, 1, world.slots.size()) : connections_of(job, 0, 1);
-  if (!to.empty()) effects.deliveries.push_back({std::move(to), std::forward<Message>(message)});
-}
-
 }  // namespace
 
-void forward(const Job& job, control::Hang message, const std::string& host, int group_rank,
-             JobsEffects& effects) {
-  forward_between_nodes(job, std::move(message), host, group_rank, effects);
-}
-
-void forward(const Job& job, control::Status message, const std::string& host, int group_rank,
-             JobsEffects& effects) {
-  forward_between_nodes(job, std::move(message), host, group_rank, effects);
-}
-
-void forward(const Job& job, control::StopWorkers message, const membership::NodeId& from,
+bool forward(const Job& job, const membership::NodeId& from, const control::Message& message,
              JobsEffects& effects) {
   const membership::World& world = job.round.world;
-  if (job.round.phase != Phase::kRunning || message.generation != world.generation) return;
-  const auto sender = job.round.nodes.find(from);
-  if (sender == job.round.nodes.end() || sender->second.group_rank < 0) return;
-  message.group_rank = sender->second.group_rank;
-  std::vector<ConnectionId> to = connections_of(job, 0, world.slots.size());
-  if (const auto own = job.connections.find(from); own != job.connections.end()) std::erase(to, own->second);
-  if (!to.empty()) effects.deliveries.push_back({std::move(to), message});
+  const membership::Node* sender = find_in(job.round.nodes, from);
+  const std::string host = sender == nullptr ? std::string() : sender->request.host;
+  const int group_rank = sender == nullptr ? -1 : sender->group_rank;
+  // To the other members with these group ranks.
+  const auto send = [&](std::size_t first, std::size_t end, auto each) {
+    each.group_rank = group_rank;
+    std::vector<ConnectionId> to = connections_of(job, first, end);
+    if (const ConnectionId* own = find_in(job.connections, from)) std::erase(to, *own);
+    if (!to.empty()) effects.deliveries.push_back({std::move(to), std::move(each)});
+  };
+  const auto is_member_of = [&](std::int64_t generation) {
+    return job.round.phase == Phase::kRunning && generation == world.generation && group_rank >= 0;
+  };
+  const auto between_nodes = [&](auto each) {
+    if (!is_member_of(each.generation) || each.to_all() != (group_rank == 0)) return;
+    each.host = host;
+    const bool to_all = each.to_all();
+    send(to_all ? 1U : 0U, to_all ? world.slots.size() : 1U, std::move(each));
+  };
+  if (const auto* report = std::get_if<control::Report>(&message)) {
+    send_report(job, *report, host, group_rank, effects);
+  } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
+    between_nodes(*hang);
+  } else if (const auto* status = std::get_if<control::Status>(&message)) {
+    between_nodes(*status);
+  } else if (const auto* stop = std::get_if<control::StopWorkers>(&message)) {
+    if (is_member_of(stop->generation)) send(0, world.slots.size(), *stop);
+  } else {
+    return false;
+  }
+  return true;
 }
 
 void notify_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects) {
@@ -186,7 +187,7 @@ void notify_no_report(const Job& job, const membership::NodeId& node, JobsEffect
   if (slot == slots.end()) return;
   control::Report none;
   none.generation = job.round.world.generation;
-  forward(job, std::move(none), slot->host, static_cast<int>(slot - slots.begin()), effects);
+  send_report(job, std::move(none), slot->host, static_cast<int>(slot - slots.begin()), effects);
 }
 
 }  // namespace muster

@@ -100,17 +100,12 @@ struct Job {
 /// A world is new: its members get their places, the others hear why they have none.
 void notify_world(const Job& job, JobsEffects& effects);
 void notify_member(const Job& job, std::size_t group_rank, JobsEffects& effects);
-void notify_outsider(const Job& job, const membership::NodeId& node, ConnectionId id, JobsEffects& effects);
-/// To the first node of the world that is there. `host`, `group_rank`: of the sender.
-void forward(const Job& job, control::Report report, const std::string& host, int group_rank,
-             JobsEffects& effects);
-/// From the first node to all others, from another to the first.
-void forward(const Job& job, control::Hang message, const std::string& host, int group_rank,
-             JobsEffects& effects);
-void forward(const Job& job, control::Status message, const std::string& host, int group_rank,
-             JobsEffects& effects);
-/// To the other members of the world that runs.
-void forward(const Job& job, control::StopWorkers message, const membership::NodeId& from,
+/// Where a world runs without the node.
+void notify_outsider(const Job& job, const membership::NodeId& node, JobsEffects& effects);
+/// What a node says to others: a Report to the first node of the world that is there; Hang and Status from
+/// the first node to all others, from another to the first; StopWorkers to the other members of the world
+/// that runs. False: it is no such message.
+bool forward(const Job& job, const membership::NodeId& from, const control::Message& message,
              JobsEffects& effects);
 /// An empty part of the report: whoever gathers it need not wait for this node.
 void notify_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects);

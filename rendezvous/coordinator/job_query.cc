@@ -5,6 +5,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "rendezvous/base/key_map.h"
+
 namespace muster {
 
 using control::JobState;
@@ -100,8 +102,8 @@ JobState describe_job(const Job& job, Instant now) {
   if (!round.world.master_addresses.empty()) out.first_address = cut(round.world.master_addresses.front());
   out.first_port = round.world.master_port;
   if (!round.world.slots.empty())
-    if (const auto first = round.nodes.find(round.world.slots.front().node); first != round.nodes.end())
-      out.first_status_address = cut(first->second.request.status_address);
+    if (const Node* first = find_in(round.nodes, round.world.slots.front().node))
+      out.first_status_address = cut(first->request.status_address);
   return out;
 }
 
@@ -161,8 +163,7 @@ std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from,
     state.status_address = cut(node->request.status_address);
     state.heard_ms = millis_between(node->last_heard, now);
     if (!node->request.addresses.empty()) state.address = cut(node->request.addresses.front());
-    if (const auto at = job.connections.find(node->request.id); at != job.connections.end())
-      state.address = address_of(at->second);
+    if (const ConnectionId* at = find_in(job.connections, node->request.id)) state.address = address_of(*at);
     if (round.phase == Phase::kRunning && state.state == NodeState::State::kWaiting)
       state.text = membership::explain_outside(round, job.settings, num_before(*node));
     else if (round.phase != Phase::kClosed && state.state != NodeState::State::kMember &&

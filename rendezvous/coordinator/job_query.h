@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What somebody who looks in (musterctl jobs) learns of a job and its nodes: from a Job to the messages of
-// query.h. Pure; texts are cut short. Called by Jobs::answer. Nothing here fails.
+// control.h. Pure; texts are cut short. Called by Jobs::answer. Nothing here fails.
 #pragma once
 
 #include <functional>

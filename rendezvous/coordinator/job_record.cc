@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "rendezvous/base/archive.h"
+#include "rendezvous/base/key_map.h"
 
 namespace muster {
 
@@ -52,8 +53,8 @@ JobRecord make_record(const membership::Settings& settings, const membership::Ro
   if (round.phase == Phase::kRunning && round.num_finished > 0) {
     for (const membership::Slot& slot : round.world.slots) {
       // One that is gone while its world runs on had finished.
-      const auto found = round.nodes.find(slot.node);
-      if (found == round.nodes.end() || found->second.finished) out.finished.push_back(slot.node);
+      const membership::Node* node = find_in(round.nodes, slot.node);
+      if (node == nullptr || node->finished) out.finished.push_back(slot.node);
     }
   }
   for (const auto& [machine, until] : round.excluded)
@@ -94,9 +95,8 @@ membership::Round make_round(const JobRecord& record, Instant now, Millis grace)
     out.nodes.emplace(slot.node, std::move(node));
   }
   for (const NodeId& id : record.finished) {
-    const auto found = out.nodes.find(id);
-    if (found == out.nodes.end() || found->second.finished) continue;
-    found->second.finished = true;
+    membership::Node* node = find_in(out.nodes, id);
+    if (node == nullptr || std::exchange(node->finished, true)) continue;
     ++out.num_finished;
   }
   out.next_check = now + grace;

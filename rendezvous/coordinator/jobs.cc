@@ -50,10 +50,9 @@ bool is_replaceable(const Job& job, const control::Join& join, Instant now) {
 // own rank, address, disk or share of the data, and may hold what is nobody else's business. Roles may
 // differ in theirs.
 std::string disagreement_about_program(const Job& job, const membership::Request& request) {
-  const auto first = job.programs.find(request.role);
-  if (request.program.empty() || first == job.programs.end() || first->second.name == request.program)
-    return {};
-  return fmt::format("runs {}, and {} runs {}", request.program, first->second.host, first->second.name);
+  const Job::Program* first = find_in(job.programs, request.role);
+  if (request.program.empty() || first == nullptr || first->name == request.program) return {};
+  return fmt::format("runs {}, and {} runs {}", request.program, first->host, first->name);
 }
 
 // Half of the workers would wait in another store than the rest.
@@ -96,63 +95,58 @@ void Jobs::connected(ConnectionId id, std::string job, std::string peer_address)
 
 std::vector<int> Jobs::orders_never_seen(std::string_view name) const {
   std::vector<int> out;
-  const auto found = jobs_.find(name);
-  for (int order = 0; found != jobs_.end() && order < found->second.settings.max_nodes; ++order)
-    if (!found->second.orders_seen.contains(order)) out.push_back(order);
+  const Job* job = find_in(jobs_, name);
+  for (int order = 0; job != nullptr && order < job->settings.max_nodes; ++order)
+    if (!job->orders_seen.contains(order)) out.push_back(order);
   return out;
 }
 
-const membership::Round* Jobs::find_round(std::string_view job) const {
-  const auto found = jobs_.find(job);
-  return found == jobs_.end() ? nullptr : &found->second.round;
+const membership::Round* Jobs::find_round(std::string_view name) const {
+  const Job* job = find_in(jobs_, name);
+  return job == nullptr ? nullptr : &job->round;
 }
 
-void Jobs::refuse(ConnectionId id, Refused::Reason reason, std::string text, JobsEffects& effects) {
+void Jobs::refuse(ConnectionId id, Refused::Reason reason, std::string text) {
   // It is closed when the word of it can go out; until then it may say the same without end.
-  if (const auto client = clients_.find(id);
-      client != clients_.end() && std::exchange(client->second.refused, true))
+  if (Client* client = find_in(clients_, id); client != nullptr && std::exchange(client->refused, true))
     return;
-  effects.deliveries.push_back({{id}, Refused{reason, std::move(text)}, true});
+  effects_.deliveries.push_back({{id}, Refused{reason, std::move(text)}, true});
 }
 
-void Jobs::receive(ConnectionId id, const control::Message& message, Instant now, JobsEffects& effects) {
-  const auto found = clients_.find(id);
-  if (found == clients_.end()) return;
-  Client& client = found->second;
-  if (std::holds_alternative<control::Heartbeat>(message)) effects.heartbeats.push_back(id);
+void Jobs::receive(ConnectionId id, const control::Message& message, Instant now) {
+  Client* const found = find_in(clients_, id);
+  if (found == nullptr) return;
+  Client& client = *found;
+  if (std::holds_alternative<control::Heartbeat>(message)) effects_.heartbeats.push_back(id);
   if (client.refused) return;
   if (const auto* request = std::get_if<control::Join>(&message)) {
     if (client.node)
-      refuse(id, Refused::Reason::kProtocol, "a second Join on one connection", effects);
+      refuse(id, Refused::Reason::kProtocol, "a second Join on one connection");
     else
-      join(id, client, *request, now, effects);
+      join(id, client, *request, now);
     return;
   }
   if (!client.node) {
     if (!std::holds_alternative<control::Heartbeat>(message) &&
         !std::holds_alternative<control::Leave>(message))
-      refuse(id, Refused::Reason::kProtocol, fmt::format("{} before Join", control::name_of(message)),
-             effects);
+      refuse(id, Refused::Reason::kProtocol, fmt::format("{} before Join", control::name_of(message)));
     return;
   }
-  const auto job = jobs_.find(client.job);
-  if (job == jobs_.end()) return;
-  handle(job->second, id, client, message, now, effects);
+  if (Job* job = find_in(jobs_, client.job)) handle(*job, id, client, message, now);
 }
 
-void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
-                  JobsEffects& effects) {
+void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now) {
   const NodeId node = *client.node;
   const bool awaited = membership::heartbeat(job.round, node, now);
   if (std::holds_alternative<control::Heartbeat>(message)) {
-    if (awaited) run_decisions(job, now, effects);
+    if (awaited) run_decisions(job, now);
     return;
   }
   job.changed = true;
-  const auto entry = job.round.nodes.find(node);
-  const std::string host = entry == job.round.nodes.end() ? std::string() : entry->second.request.host;
+  const membership::Node* entry = find_in(job.round.nodes, node);
+  const std::string host = entry == nullptr ? std::string() : entry->request.host;
   if (const auto* is_ready = std::get_if<control::Ready>(&message)) {
-    on_ready(job, id, node, *is_ready, now, effects);
+    on_ready(job, node, *is_ready, now);
     return;
   } else if (const auto* failed = std::get_if<control::WorkerFailed>(&message)) {
     const membership::Cause cause{
@@ -160,99 +154,89 @@ void Jobs::handle(Job& job, ConnectionId id, Client& client, const control::Mess
     (void)membership::worker_failed(job.round, node, failed->generation, cause, failed->may_restart,
                                     failed->machine_at_fault, job.settings, now, failed->reached);
   } else if (const auto* done = std::get_if<control::Finished>(&message)) {
-    const bool again = entry != job.round.nodes.end() && entry->second.finished;
+    const bool again = entry != nullptr && entry->finished;
     if (membership::finished(job.round, node, done->generation, now) && !again && record_)
       record_(MemberFinished{job.name, node});
   } else if (const auto* point = std::get_if<control::SafePoint>(&message)) {
     (void)membership::safe_point(job.round, point->generation);
-    run_decisions(job, now, effects);
+    run_decisions(job, now);
     const bool goes_on =
         job.round.phase == Phase::kRunning && job.round.world.generation == point->generation;
-    if (goes_on) effects.deliveries.push_back({{id}, control::SafePointPassed{point->generation}});
+    if (goes_on) effects_.deliveries.push_back({{id}, control::SafePointPassed{point->generation}});
     return;
   } else if (const auto* leave = std::get_if<control::Leave>(&message)) {
-    effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, one_line(leave->reason)));
-    membership::left(job.round, node, one_line(leave->reason));
-    detach(job, node);
-    job.known.erase(node);
-    client.node.reset();
+    take_leave(job, client, host, one_line(leave->reason));
   } else if (const auto* stop = std::get_if<control::Stop>(&message);
              stop != nullptr && stop->or_leave && membership::can_spare(job.round, job.settings, node, now)) {
-    release(job, id, client, host, {stop->exit_code, one_line(stop->reason), true}, effects);
+    // Others take its place: for it alone the job is over.
+    take_leave(job, client, host, one_line(stop->reason));
+    membership::Cause cause{.kind = membership::Cause::Kind::kStopped,
+                            .host = host,
+                            .exit_code = stop->exit_code,
+                            .text = one_line(stop->reason)};
+    effects_.deliveries.push_back({{id}, control::Closed{std::move(cause)}});
   } else if (stop != nullptr) {
     membership::stop(job.round, host, one_line(stop->reason), stop->exit_code);
-  } else if (const auto* report = std::get_if<control::Report>(&message)) {
-    forward(job, *report, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
-    return;
-  } else if (const auto* stopped = std::get_if<control::StopWorkers>(&message)) {
-    forward(job, *stopped, node, effects);
-    return;
-  } else if (const auto* hang = std::get_if<control::Hang>(&message)) {
-    forward(job, *hang, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
-    return;
-  } else if (const auto* status = std::get_if<control::Status>(&message)) {
-    forward(job, *status, host, entry == job.round.nodes.end() ? -1 : entry->second.group_rank, effects);
+  } else if (forward(job, node, message, effects_)) {
     return;
   } else {
     refuse(id, Refused::Reason::kProtocol,
-           fmt::format("an agent does not send {}", control::name_of(message)), effects);
+           fmt::format("an agent does not send {}", control::name_of(message)));
     return;
   }
-  run_decisions(job, now, effects);
+  run_decisions(job, now);
 }
 
-void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
-                        membership::Break how) {
+void Jobs::disconnected(ConnectionId id, std::string_view error, Instant now, membership::Break how) {
   const auto found = clients_.find(id);
   if (found == clients_.end()) return;
   const Client client = std::move(found->second);
   clients_.erase(found);
-  const auto entry = jobs_.find(client.job);
-  if (entry == jobs_.end() || !client.node) return;
-  Job& job = entry->second;
-  const auto node = job.round.nodes.find(*client.node);
-  const std::string host = node == job.round.nodes.end() ? std::string() : node->second.request.host;
+  Job* const its_job = find_in(jobs_, client.job);
+  if (its_job == nullptr || !client.node) return;
+  Job& job = *its_job;
+  const membership::Node* node = find_in(job.round.nodes, *client.node);
+  const std::string host = node == nullptr ? std::string() : node->request.host;
   job.lost_some |= job.round.phase != Phase::kClosed;
   membership::disconnected(job.round, job.settings, *client.node, error, now, how);
   if (!host.empty() && job.round.phase != Phase::kClosed)
-    effects.log.push_back(
+    effects_.log.push_back(
         fmt::format("job {}: {} {}: {}", job.name,
                     job.round.nodes.contains(*client.node) ? "awaits the return of" : "lost", host, error));
   // It may have come back by another connection meanwhile.
-  if (const auto at = job.connections.find(*client.node); at != job.connections.end() && at->second == id)
+  if (const ConnectionId* at = find_in(job.connections, *client.node); at != nullptr && *at == id)
     detach(job, *client.node);
-  if (job.round.phase == Phase::kClosed) notify_no_report(job, *client.node, effects);
+  if (job.round.phase == Phase::kClosed) notify_no_report(job, *client.node, effects_);
   job.changed = true;
-  run_decisions(job, now, effects);
+  run_decisions(job, now);
 }
 
-void Jobs::note_join_failure(std::string_view name, membership::JoinFailure failure, Instant now,
-                             JobsEffects& effects) {
-  const auto found = jobs_.find(name);
-  if (found == jobs_.end() || found->second.round.phase != Phase::kGathering) return;
-  membership::note_join_failure(found->second.round, std::move(failure));
-  found->second.changed = true;
-  run_decisions(found->second, now, effects);
+void Jobs::note_join_failure(std::string_view name, membership::JoinFailure failure, Instant now) {
+  Job* const job = find_in(jobs_, name);
+  if (job == nullptr || job->round.phase != Phase::kGathering) return;
+  membership::note_join_failure(job->round, std::move(failure));
+  job->changed = true;
+  run_decisions(*job, now);
 }
 
-void Jobs::run_decisions(Job& job, Instant now, JobsEffects& effects) {
+void Jobs::run_decisions(Job& job, Instant now) {
   bool has_changed = false;
   while (true) {
     const membership::Outcome outcome = membership::decide(job.round, job.settings, now);
     if (std::holds_alternative<membership::Idle>(outcome)) break;
     job.changed = true;
-    if (job.round.phase != Phase::kRunning) effects.over.push_back(job.name);
+    if (job.round.phase != Phase::kRunning) effects_.over.push_back(job.name);
     // Who waits for a world is not kept: they come again.
     has_changed |= !std::holds_alternative<membership::NodesLost>(outcome);
     if (std::holds_alternative<membership::Formed>(outcome)) {
       job.newcomers.clear();
-      notify_world(job, effects);
+      notify_world(job, effects_);
     }
     if (const auto* over = std::get_if<membership::GenerationOver>(&outcome)) {
-      effects.log.push_back(fmt::format("job {}: generation {} is over ({}); {} of {} restarts used",
-                                        job.name, over->generation, cause_text(over->cause),
-                                        job.round.restarts_used, job.settings.max_restarts));
-      effects.deliveries.push_back(
+      effects_.log.push_back(fmt::format("job {}: generation {} is over ({}); {} of {} restarts used",
+                                         job.name, over->generation, cause_text(over->cause),
+                                         job.round.restarts_used, job.settings.max_restarts));
+      effects_.deliveries.push_back(
           {connections_of(job, 0, job.round.world.slots.size()),
            control::GenerationOver{over->generation, job.round.restarts_used, over->cause}});
       job.told = {};
@@ -261,21 +245,21 @@ void Jobs::run_decisions(Job& job, Instant now, JobsEffects& effects) {
     if (const auto* lost = std::get_if<membership::NodesLost>(&outcome)) {
       job.lost_some |= job.round.phase != Phase::kClosed;
       for (const auto& [node, text] : lost->nodes) {
-        notify_no_report(job, node, effects);
-        effects.log.push_back(
+        notify_no_report(job, node, effects_);
+        effects_.log.push_back(
             fmt::format("job {}: lost node {}: {}", job.name, membership::to_text(node), text));
-        turn_away(job, node, Refused::Reason::kLost, text, effects);
+        turn_away(job, node, Refused::Reason::kLost, text);
       }
     }
     if (std::holds_alternative<membership::Closed>(outcome)) {
-      effects.log.push_back(fmt::format("job {}: over, {}", job.name, cause_text(job.round.ending)));
+      effects_.log.push_back(fmt::format("job {}: over, {}", job.name, cause_text(job.round.ending)));
       ended_.note(job.name, now, job.round.ending);
-      if (job.round.ending.kind == membership::Cause::Kind::kSucceeded) turn_away_surplus(job, effects);
-      effects.deliveries.push_back({everybody(job), control::Closed{job.round.ending}});
+      if (job.round.ending.kind == membership::Cause::Kind::kSucceeded) turn_away_surplus(job);
+      effects_.deliveries.push_back({everybody(job), control::Closed{job.round.ending}});
     }
   }
   if (has_changed) keep(job, now);
-  send_reason(job, now, effects);
+  send_reason(job, now);
   schedule(job, now);
 }
 
@@ -291,21 +275,21 @@ void Jobs::schedule(Job& job, Instant now) {
   if (next != Instant::max()) deadlines_.emplace(next, job.name);
 }
 
-void Jobs::advance(Instant now, JobsEffects& effects) {
+void Jobs::advance(Instant now) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     const std::string name = deadlines_.begin()->second;
     deadlines_.erase(deadlines_.begin());
-    Job& job = jobs_.find(name)->second;
+    Job& job = *find_in(jobs_, name);
     job.deadline = Instant::max();
     if (job.forget_at <= now) {
-      effects.log.push_back(fmt::format("job {}: forgotten", name));
-      effects.over.push_back(name);
-      forget(job);
+      effects_.log.push_back(fmt::format("job {}: forgotten", name));
+      effects_.over.push_back(name);
+      if (record_ && job.recorded) record_(JobForgotten{name});
       jobs_.erase(jobs_.find(name));
       continue;
     }
     job.changed = true;  // a cool-down may be over
-    run_decisions(job, now, effects);
+    run_decisions(job, now);
   }
 }
 
@@ -315,29 +299,27 @@ Instant Jobs::next_deadline() const {
 
 // A Join: whose job it is, whether that is over, and whether the agent may take part.
 
-void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Instant now,
-                JobsEffects& effects) {
+void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Instant now) {
   if (std::string text = membership::defect(join.settings); !text.empty())
-    return refuse(id, Refused::Reason::kSettings, std::move(text), effects);
+    return refuse(id, Refused::Reason::kSettings, std::move(text));
   if (const std::size_t size = size_of(join.request); size > options_.max_node_bytes)
-    return refuse(
-        id, Refused::Reason::kLimit,
-        fmt::format("the agent describes itself in {} bytes, the limit is {}", size, options_.max_node_bytes),
-        effects);
-  const auto found = jobs_.find(client.job);
+    return refuse(id, Refused::Reason::kLimit,
+                  fmt::format("the agent describes itself in {} bytes, the limit is {}", size,
+                              options_.max_node_bytes));
+  Job* const there = find_in(jobs_, client.job);
   // Whoever comes to a coordinator's only job was awaited when that ended before its first generation.
-  if (found != jobs_.end() && found->second.round.phase == Phase::kClosed &&
-      (found->second.known.contains(join.request.id) ||
-       (join.resume && *join.resume == found->second.round.world.generation) ||
-       (!options_.outlives_jobs && found->second.round.world.slots.empty())))
-    return send_end(found->second, id, client, join, now, effects);
-  if (came_too_late(id, client, join, now, effects)) return;
-  Job* const job = job_for(id, client, join, now, effects);
+  if (there != nullptr && there->round.phase == Phase::kClosed &&
+      (there->known.contains(join.request.id) ||
+       (join.resume && *join.resume == there->round.world.generation) ||
+       (!options_.outlives_jobs && there->round.world.slots.empty())))
+    return send_end(*there, id, client, join, now);
+  if (came_too_late(id, client, join, now)) return;
+  Job* const job = job_for(id, client, join, now);
   if (job == nullptr) return;
   // Members whose connection is gone for a while are kept too. One that comes back is none more.
   if (job->round.nodes.size() >= options_.max_nodes_per_job && !job->round.nodes.contains(join.request.id))
     return refuse(id, Refused::Reason::kLimit,
-                  fmt::format("job {} has {} nodes, the limit", job->name, job->round.nodes.size()), effects);
+                  fmt::format("job {} has {} nodes, the limit", job->name, job->round.nodes.size()));
   membership::Request request = join.request;
   // It appears on other people's terminals.
   request.host = one_line(request.host, kMaxNameBytes);
@@ -347,23 +329,21 @@ void Jobs::join(ConnectionId id, Client& client, const control::Join& join, Inst
   request.status_address =
       reachable_status_address(one_line(request.status_address, kMaxNameBytes), request.addresses);
   if (std::string text = disagreement_about_store(*job, request); !text.empty())
-    return refuse(id, Refused::Reason::kSettings, one_line(text), effects);
+    return refuse(id, Refused::Reason::kSettings, one_line(text));
   if (const std::string text = disagreement_about_program(*job, request);
       !text.empty() && job->name == control::kDefaultJob) {
-    effects.log.push_back(fmt::format("job {}: refused {}: {}", job->name, request.host, text));
+    effects_.log.push_back(fmt::format("job {}: refused {}: {}", job->name, request.host, text));
     refuse(id, Refused::Reason::kSettings,
            fmt::format("{} {}: two jobs have met under the run id \"{}\", which every job has that was given "
                        "none; give each its own --rdzv-id, the same on all of its nodes",
-                       request.host, text, job->name),
-           effects);
-    return note_join_failure(job->name, {request.host, "settings", text, {}}, now, effects);
+                       request.host, text, job->name));
+    return note_join_failure(job->name, {request.host, "settings", text, {}}, now);
   }
-  add_node(*job, id, client, std::move(request), join, now, effects);
+  add_node(*job, id, client, std::move(request), join, now);
 }
 
 // It was away when its job ended.
-void Jobs::send_end(Job& job, ConnectionId id, Client& client, const control::Join& join, Instant now,
-                    JobsEffects& effects) {
+void Jobs::send_end(Job& job, ConnectionId id, Client& client, const control::Join& join, Instant now) {
   client.node = join.request.id;
   if (join.request.order) job.orders_seen.insert(*join.request.order);
   const auto [place, is_new] = job.connections.try_emplace(join.request.id, id);
@@ -373,49 +353,44 @@ void Jobs::send_end(Job& job, ConnectionId id, Client& client, const control::Jo
     former->second.node.reset();
   job.awaited.erase(join.request.id);
   job.forget_at = Instant::max();
-  effects.deliveries.push_back({{id}, control::Closed{job.round.ending}});
-  run_decisions(job, now, effects);
+  effects_.deliveries.push_back({{id}, control::Closed{job.round.ending}});
+  run_decisions(job, now);
 }
 
 // The agent was running when the last job of this name ended, and is none of those who take part in the next:
 // it would wait for nodes that are done.
-bool Jobs::came_too_late(ConnectionId id, Client& client, const control::Join& join, Instant now,
-                         JobsEffects& effects) {
+bool Jobs::came_too_late(ConnectionId id, Client& client, const control::Join& join, Instant now) {
   const EndedJobs::Entry* ended = ended_.outlived_by(client.job, join.age, now);
   if (ended == nullptr) return false;
-  if (const auto job = jobs_.find(client.job);
-      job != jobs_.end() && job->second.round.phase != Phase::kClosed &&
-      (job->second.known.contains(join.request.id) || job->second.round.nodes.contains(join.request.id)))
+  if (const Job* job = find_in(jobs_, client.job);
+      job != nullptr && job->round.phase != Phase::kClosed &&
+      (job->known.contains(join.request.id) || job->round.nodes.contains(join.request.id)))
     return false;
   if (join.resume) {
     client.refused = true;  // nothing that it says counts any more
-    effects.deliveries.push_back({{id}, control::Closed{ended->ending}});
+    effects_.deliveries.push_back({{id}, control::Closed{ended->ending}});
     return true;
   }
-  const auto ago = std::chrono::duration<double>(now - ended->at).count();
-  refuse(
-      id, Refused::Reason::kOver,
-      fmt::format("{}: the job is over: {}, {:.1f} s ago, when this agent had been started already; "
-                  "nothing was run here. Start it again for a new job of this name, or give a job of its "
-                  "own another --rdzv-id",
-                  one_line(join.request.host, kMaxNameBytes), membership::to_string(ended->ending.kind), ago),
-      effects);
+  const double ago = seconds_between(ended->at, now);
+  refuse(id, Refused::Reason::kOver,
+         fmt::format("{}: the job is over: {}, {:.1f} s ago, when this agent had been started already; "
+                     "nothing was run here. Start it again for a new job of this name, or give a job of its "
+                     "own another --rdzv-id",
+                     one_line(join.request.host, kMaxNameBytes), membership::to_string(ended->ending.kind),
+                     ago));
   return true;
 }
 
-Job* Jobs::job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,
-                   JobsEffects& effects) {
-  const auto found = jobs_.find(client.job);
-  if (found == jobs_.end() || is_replaceable(found->second, join, now))
-    return begin(id, client, join, now, effects);
-  Job& job = found->second;
+Job* Jobs::job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now) {
+  Job* const found = find_in(jobs_, client.job);
+  if (found == nullptr || is_replaceable(*found, join, now)) return begin(id, client, join, now);
+  Job& job = *found;
   if (job.round.phase != Phase::kClosed) return &job;
   if (!options_.outlives_jobs) {
-    refuse(
-        id, Refused::Reason::kOver,
-        fmt::format("{}: the job is over: {}, and this coordinator ends with it",
-                    one_line(join.request.host, kMaxNameBytes), membership::to_string(job.round.ending.kind)),
-        effects);
+    refuse(id, Refused::Reason::kOver,
+           fmt::format("{}: the job is over: {}, and this coordinator ends with it",
+                       one_line(join.request.host, kMaxNameBytes),
+                       membership::to_string(job.round.ending.kind)));
     return nullptr;
   }
   // A new job's agent, which has not long to wait.
@@ -424,15 +399,13 @@ Job* Jobs::job_for(ConnectionId id, const Client& client, const control::Join& j
                      membership::to_string(job.round.ending.kind),
                      is_awaited(job, now)
                          ? "its agents may come back to hear of it yet"
-                         : fmt::format("{} of its agents have not gone yet", job.connections.size())),
-         effects);
+                         : fmt::format("{} of its agents have not gone yet", job.connections.size())));
   return nullptr;
 }
 
 // In place of the former job of this name, if there is one. Generations go on, so that no number is used
 // twice while that is kept.
-Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& join, Instant now,
-                 JobsEffects& effects) {
+Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& join, Instant now) {
   std::int64_t last_generation = -1;
   bool was_recorded = false;
   std::vector<membership::JoinFailure> join_failures;  // under the same rules they are failures still
@@ -447,13 +420,12 @@ Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& joi
     refuse(id, Refused::Reason::kSettings,
            fmt::format("this coordinator serves job {} alone, not {}; give one of them another port "
                        "with --rdzv-endpoint",
-                       options_.only_job, client.job),
-           effects);
+                       options_.only_job, client.job));
     return nullptr;
   }
   if (jobs_.size() >= options_.max_jobs) {
     refuse(id, Refused::Reason::kLimit,
-           fmt::format("this coordinator has {} jobs, the limit (--max-jobs)", jobs_.size()), effects);
+           fmt::format("this coordinator has {} jobs, the limit (--max-jobs)", jobs_.size()));
     return nullptr;
   }
   Job fresh;
@@ -465,72 +437,60 @@ Job* Jobs::begin(ConnectionId id, const Client& client, const control::Join& joi
   Job& job = jobs_.emplace(client.job, std::move(fresh)).first->second;
   // The former record gives way to one that remembers its generations.
   if (was_recorded) keep(job, now);
-  effects.log.push_back(
+  effects_.log.push_back(
       fmt::format("job {}: new, --nnodes={}", client.job, membership::nodes_text(join.settings)));
   return &job;
 }
 
 void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Request request,
-                    const control::Join& join, Instant now, JobsEffects& effects) {
+                    const control::Join& join, Instant now) {
   const NodeId node = request.id;
   const membership::Admission admission =
       membership::join(job.round, job.settings, request, join.settings, join.resume, now);
   job.changed = true;
   using Kind = membership::Admission::Kind;
   if (admission.kind == Kind::kRefused) {
-    effects.log.push_back(fmt::format("job {}: refused {}: {}", job.name, request.host, admission.text));
-    refuse(id, Refused::Reason::kSettings, fmt::format("{} {}", request.host, admission.text), effects);
-    run_decisions(job, now, effects);
+    effects_.log.push_back(fmt::format("job {}: refused {}: {}", job.name, request.host, admission.text));
+    refuse(id, Refused::Reason::kSettings, fmt::format("{} {}", request.host, admission.text));
+    run_decisions(job, now);
     return;
   }
-  if (const auto former = job.connections.find(node); former != job.connections.end()) {
-    clients_.at(former->second).node.reset();
-    refuse(former->second, Refused::Reason::kLost, "the agent has connected anew", effects);
+  if (const ConnectionId* former = find_in(job.connections, node)) {
+    clients_.at(*former).node.reset();
+    refuse(*former, Refused::Reason::kLost, "the agent has connected anew");
   }
   client.node = node;
   if (request.order) job.orders_seen.insert(*request.order);
   job.connections[node] = id;
-  remember(job, node);
+  // Of the long lost none comes back.
+  if (job.known.size() >= options_.max_nodes_per_job)
+    std::erase_if(job.known, [&](const NodeId& known) { return !job.round.nodes.contains(known); });
+  job.known.insert(node);
   if (job.round.phase == Phase::kGathering) job.newcomers.push_back(id);
   job.forget_at = Instant::max();
   if (!is_healthy(request))
-    effects.log.push_back(
+    effects_.log.push_back(
         fmt::format("job {}: {} is unhealthy: {}", job.name, request.host, request.unhealthy));
-  note_program(job, id, request, effects);
+  note_program(job, id, request, effects_);
   if (admission.kind == Kind::kStale) {
-    effects.deliveries.push_back(
+    effects_.deliveries.push_back(
         {{id},
          control::GenerationOver{*join.resume,
                                  job.round.restarts_used,
                                  {.kind = membership::Cause::Kind::kStale, .text = admission.text}}});
   }
   if (admission.kind == Kind::kResumed || admission.kind == Kind::kUntold)
-    effects.log.push_back(fmt::format("job {}: {} is back, generation {} goes on", job.name, request.host,
-                                      job.round.world.generation));
+    effects_.log.push_back(fmt::format("job {}: {} is back, generation {} goes on", job.name, request.host,
+                                       job.round.world.generation));
   if (admission.kind == Kind::kUntold)
-    notify_member(job, static_cast<std::size_t>(job.round.nodes.at(node).group_rank), effects);
-  run_decisions(job, now, effects);
+    notify_member(job, static_cast<std::size_t>(job.round.nodes.at(node).group_rank), effects_);
+  run_decisions(job, now);
   // Those who come while a world runs are told at once; a gathering is explained to all when the time comes.
   // Who was away meanwhile is told when it is ready.
-  if (job.round.phase == Phase::kRunning && admission.kind == Kind::kAdmitted) {
-    const auto entry = job.round.nodes.find(node);
-    if (entry != job.round.nodes.end() && entry->second.group_rank < 0)
-      notify_outsider(job, node, id, effects);
-  }
+  if (admission.kind == Kind::kAdmitted) notify_outsider(job, node, effects_);
 }
 
 // What of the jobs outlives a coordinator or its stalls.
-
-void Jobs::forget(const Job& job) {
-  if (record_ && job.recorded) record_(JobForgotten{job.name});
-}
-
-// Of the long lost none comes back.
-void Jobs::remember(Job& job, const membership::NodeId& node) const {
-  if (job.known.size() >= options_.max_nodes_per_job)
-    std::erase_if(job.known, [&](const membership::NodeId& id) { return !job.round.nodes.contains(id); });
-  job.known.insert(node);
-}
 
 void Jobs::keep(Job& job, Instant now) {
   if (!record_) return;
@@ -571,22 +531,21 @@ void Jobs::detach(Job& job, const membership::NodeId& node) {
 }
 
 void Jobs::turn_away(Job& job, const membership::NodeId& node, Refused::Reason reason,
-                     const std::string& text, JobsEffects& effects) {
-  const auto at = job.connections.find(node);
-  if (at == job.connections.end()) return;
-  clients_.at(at->second).node.reset();
-  refuse(at->second, reason, text, effects);
+                     const std::string& text) {
+  const ConnectionId* at = find_in(job.connections, node);
+  if (at == nullptr) return;
+  clients_.at(*at).node.reset();
+  refuse(*at, reason, text);
   detach(job, node);
 }
 
 bool Jobs::has_joined(ConnectionId id) const {
-  const auto found = clients_.find(id);
-  return found != clients_.end() && found->second.node.has_value();
+  const Client* client = find_in(clients_, id);
+  return client != nullptr && client->node.has_value();
 }
 
-void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
-                   JobsEffects& effects) {
-  effects.log.push_back(fmt::format(
+void Jobs::restore(const std::string& name, const JobRecord& record, Instant now, Millis grace) {
+  effects_.log.push_back(fmt::format(
       "job {}: as before, generation {}, {} of {} restarts used; its agents have {} ms to come back", name,
       record.world.generation, record.restarts_used, record.settings.max_restarts, grace.count()));
   Job job;
@@ -609,84 +568,69 @@ void Jobs::restore(const std::string& name, const JobRecord& record, Instant now
   deadlines_.emplace(now, name);
 }
 
-void Jobs::store_lost(const NodeAssignment& member, Instant now, JobsEffects& effects) {
-  const auto found = jobs_.find(member.job);
-  if (found == jobs_.end() || !membership::store_lost(found->second.round, member.node, member.generation))
-    return;
-  found->second.changed = true;
-  run_decisions(found->second, now, effects);
+void Jobs::store_lost(const NodeAssignment& member, Instant now) {
+  Job* const job = find_in(jobs_, member.job);
+  if (job == nullptr || !membership::store_lost(job->round, member.node, member.generation)) return;
+  job->changed = true;
+  run_decisions(*job, now);
 }
 
 std::vector<ConnectionId> Jobs::overdue(Instant now) const {
   std::vector<ConnectionId> out;
   for (auto at = deadlines_.begin(); at != deadlines_.end() && at->first <= now; ++at) {
-    const Job& job = jobs_.find(at->second)->second;
+    const Job& job = *find_in(jobs_, at->second);
     if (job.round.next_check > now) continue;
     for (const auto& [id, node] : job.round.nodes)
       if (node.connected && node.last_heard + job.settings.heartbeat_timeout <= now)
-        if (const auto found = job.connections.find(id); found != job.connections.end())
-          out.push_back(found->second);
+        if (const ConnectionId* connection = find_in(job.connections, id)) out.push_back(*connection);
   }
   return out;
 }
 
-void Jobs::heard(ConnectionId id, Instant now, JobsEffects& effects) {
-  const auto client = clients_.find(id);
-  if (client == clients_.end() || !client->second.node) return;
-  const auto job = jobs_.find(client->second.job);
-  if (job != jobs_.end() && membership::heartbeat(job->second.round, *client->second.node, now))
-    run_decisions(job->second, now, effects);
+void Jobs::heard(ConnectionId id, Instant now) {
+  const Client* client = find_in(clients_, id);
+  if (client == nullptr || !client->node) return;
+  Job* const job = find_in(jobs_, client->job);
+  if (job != nullptr && membership::heartbeat(job->round, *client->node, now)) run_decisions(*job, now);
 }
 
 void Jobs::evict_node(std::string_view name, const membership::NodeId& node, const std::string& why,
-                      Instant now, JobsEffects& effects) {
-  const auto found = jobs_.find(name);
-  if (found == jobs_.end()) return;
-  Job& job = found->second;
-  const auto entry = job.round.nodes.find(node);
-  if (entry == job.round.nodes.end()) return;
-  effects.log.push_back(fmt::format("job {}: lost {}: {}", name, entry->second.request.host, why));
-  membership::lost(job.round, job.settings, node, why, now);
-  turn_away(job, node, Refused::Reason::kLost, why, effects);
-  job.lost_some = true;
-  job.changed = true;
-  run_decisions(job, now, effects);
+                      Instant now) {
+  Job* const job = find_in(jobs_, name);
+  const membership::Node* entry = job == nullptr ? nullptr : find_in(job->round.nodes, node);
+  if (entry == nullptr) return;
+  effects_.log.push_back(fmt::format("job {}: lost {}: {}", name, entry->request.host, why));
+  membership::lost(job->round, job->settings, node, why, now);
+  turn_away(*job, node, Refused::Reason::kLost, why);
+  job->lost_some = true;
+  job->changed = true;
+  run_decisions(*job, now);
 }
 
-void Jobs::on_ready(Job& job, ConnectionId id, const membership::NodeId& node, const control::Ready& ready,
-                    Instant now, JobsEffects& effects) {
-  const auto entry = job.round.nodes.find(node);
-  const bool was_ready = entry != job.round.nodes.end() && entry->second.ready;
+void Jobs::on_ready(Job& job, const membership::NodeId& node, const control::Ready& ready, Instant now) {
+  const membership::Node* entry = find_in(job.round.nodes, node);
+  const bool was_ready = entry != nullptr && entry->ready;
   const StepProgress best = job.round.steps.best, reached = job.round.reached;
   const bool counts =
       membership::ready(job.round, node, ready.generation, ready.master_port, now, ready.reached);
   if (record_ && job.recorded && (job.round.steps.best > best || job.round.reached > reached))
     record_(ProgressMade{job.name, progress_of(job.round)});
-  run_decisions(job, now, effects);
+  run_decisions(job, now);
   // It came while a world runs, and could not be told before.
-  const auto now_there = job.round.nodes.find(node);
-  if (counts && !was_ready && job.round.phase == Phase::kRunning && now_there != job.round.nodes.end() &&
-      now_there->second.group_rank < 0)
-    notify_outsider(job, node, id, effects);
+  if (counts && !was_ready) notify_outsider(job, node, effects_);
 }
 
-// A node that was asked to stop, and whose place others take: for it alone the job is over.
-void Jobs::release(Job& job, ConnectionId id, Client& client, const std::string& host,
-                   const control::Stop& stop, JobsEffects& effects) {
-  membership::Cause cause{.kind = membership::Cause::Kind::kStopped,
-                          .host = host,
-                          .exit_code = stop.exit_code,
-                          .text = stop.reason};
-  effects.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, cause.text));
-  membership::left(job.round, *client.node, cause.text);
+// Of its own accord.
+void Jobs::take_leave(Job& job, Client& client, const std::string& host, const std::string& reason) {
+  effects_.log.push_back(fmt::format("job {}: {} leaves: {}", job.name, host, reason));
+  membership::left(job.round, *client.node, reason);
+  detach(job, *client.node);
   job.known.erase(*client.node);
-  job.connections.erase(*client.node);
   client.node.reset();
-  effects.deliveries.push_back({{id}, control::Closed{std::move(cause)}});
 }
 
 // It may have been meant for a job of its own, which has not run: no success.
-void Jobs::turn_away_surplus(Job& job, JobsEffects& effects) {
+void Jobs::turn_away_surplus(Job& job) {
   for (const membership::NodeId& node : membership::surplus(job.round, job.settings)) {
     if (!job.connections.contains(node)) continue;
     membership::left(job.round, node, {});
@@ -695,20 +639,19 @@ void Jobs::turn_away_surplus(Job& job, JobsEffects& effects) {
               fmt::format("the job succeeded without this node, which was one more than --nnodes={} and "
                           "--spares={}: nothing was run here; was it meant for another job, which needs "
                           "another --rdzv-id?",
-                          membership::nodes_text(job.settings), job.settings.spares),
-              effects);
+                          membership::nodes_text(job.settings), job.settings.spares));
   }
 }
 
-void Jobs::send_reason(Job& job, Instant now, JobsEffects& effects) {
+void Jobs::send_reason(Job& job, Instant now) {
   if (job.round.phase != Phase::kGathering || !job.changed || now < job.told_at + options_.explain_interval)
     return;
   job.changed = false;
   membership::WaitingReason reason = membership::explain(job.round, job.settings, now);
   std::vector<ConnectionId> newcomers = std::exchange(job.newcomers, {});
   std::erase_if(newcomers, [&](ConnectionId id) {
-    const auto client = clients_.find(id);
-    return client == clients_.end() || !client->second.node;
+    const Client* client = find_in(clients_, id);
+    return client == nullptr || !client->node;
   });
   const bool same = reason == job.told;
   if (same && newcomers.empty()) return;
@@ -720,34 +663,34 @@ void Jobs::send_reason(Job& job, Instant now, JobsEffects& effects) {
   out.max_nodes = job.told.max_nodes;
   out.text = membership::to_text(job.told);
   out.rest = std::chrono::ceil<Millis>(job.round.join_deadline - now);
-  effects.deliveries.push_back({same ? std::move(newcomers) : everybody(job), std::move(out)});
+  effects_.deliveries.push_back({same ? std::move(newcomers) : everybody(job), std::move(out)});
 }
 
 std::optional<NodeAssignment> Jobs::member(ConnectionId id) const {
-  const auto found = clients_.find(id);
-  if (found == clients_.end() || !found->second.node) return std::nullopt;
-  const membership::Round* round = find_round(found->second.job);
-  if (round == nullptr || round->phase != membership::Phase::kRunning) return std::nullopt;
-  const auto node = round->nodes.find(*found->second.node);
-  if (node == round->nodes.end() || node->second.group_rank < 0) return std::nullopt;
-  return NodeAssignment{found->second.job, *found->second.node, round->world.generation};
+  const Client* client = find_in(clients_, id);
+  if (client == nullptr || !client->node) return std::nullopt;
+  const membership::Round* round = find_round(client->job);
+  if (round == nullptr || round->phase != Phase::kRunning) return std::nullopt;
+  const membership::Node* node = find_in(round->nodes, *client->node);
+  if (node == nullptr || node->group_rank < 0) return std::nullopt;
+  return NodeAssignment{client->job, *client->node, round->world.generation};
 }
 
 std::vector<control::Message> Jobs::answer(const control::Query& question,
                                            const std::function<bool(std::string_view)>& may_see, Instant now,
                                            control::QueryEnd& over) const {
   std::vector<control::Message> out;
-  const auto one = question.job.empty() ? jobs_.end() : jobs_.find(question.job);
+  const Job* one = question.job.empty() ? nullptr : find_in(jobs_, question.job);
   std::vector<const Job*> shown;
   for (const auto& [name, job] : jobs_) {
     if (!may_see(name)) continue;
     ++over.num_jobs;
     if (question.job.empty() && name > question.after) shown.push_back(&job);
   }
-  if (one != jobs_.end() && may_see(question.job)) {
-    out.emplace_back(describe_job(one->second, now));
+  if (one != nullptr && may_see(question.job)) {
+    out.emplace_back(describe_job(*one, now));
     std::vector<control::Message> nodes = describe_nodes(
-        one->second, question.from_number, now, [this](ConnectionId id) { return address_of(id); }, over);
+        *one, question.from_number, now, [this](ConnectionId id) { return address_of(id); }, over);
     std::move(nodes.begin(), nodes.end(), std::back_inserter(out));
     return out;
   }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs: the coordinator's table of jobs, each with its round, and what their agents have to be told. Pure:
-// authenticated messages, lost connections and the time come in as arguments, Effects come out. Owned by a
-// ControlServer (or a test); one thread. Failure: an agent that breaks the rules is refused with a reason
-// and its connection closed; no other job notices. A job is forgotten `keep` after its last agent left.
+// authenticated messages, lost connections and the time come in as arguments; what that led to is in
+// effects(). Owned by a ControlServer (or a test); one thread. Failure: an agent that breaks the rules is
+// refused with a reason and its connection closed; no other job notices. A job is forgotten `keep` after its
+// last agent left.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <optional>
 #include <set>
@@ -62,21 +62,19 @@ class EndedJobs {
       entry.ending.text.resize(kMaxTextBytes);
       entry.ending.text += "...";
     }
-    if (!entries_.insert_or_assign(name, std::move(entry)).second)
-      order_.erase(std::find(order_.begin(), order_.end(), name));
-    if (order_.size() == kMost) {
-      entries_.erase(entries_.find(order_.front()));
-      order_.pop_front();
-    }
-    order_.push_back(name);
+    entries_.insert_or_assign(name, std::move(entry));
+    if (entries_.size() > kMost)
+      entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
+        return a.second.at < b.second.at;
+      }));
   }
 
   [[nodiscard]] const KeyMap<Entry>& all() const { return entries_; }
   /// How the last job of this name ended, if an agent that has been running for `age` was there by then;
   /// else nullptr.
   [[nodiscard]] const Entry* outlived_by(std::string_view name, Millis age, Instant now) const {
-    const auto found = entries_.find(name);
-    return found != entries_.end() && bounded(age) > now - found->second.at ? &found->second : nullptr;
+    const Entry* found = find_in(entries_, name);
+    return found != nullptr && bounded(age) > now - found->at ? found : nullptr;
   }
 
   /// Of an agent's own telling, so that nothing overflows.
@@ -85,37 +83,37 @@ class EndedJobs {
  private:
   static constexpr Millis kLongest{std::int64_t{1000} * 86400 * 365};
   KeyMap<Entry> entries_;
-  std::deque<std::string> order_;  // the oldest in front
 };
 
 class Jobs {
  public:
   explicit Jobs(const JobsOptions& options) : options_(options) {}
 
+  /// What the calls so far have led to, in order. The owner takes it out.
+  [[nodiscard]] JobsEffects& effects() { return effects_; }
+
   /// A connection whose agent has proven what it has to. `peer_address` is its host as seen from here.
   void connected(ConnectionId id, std::string job, std::string peer_address);
   /// Node ranks of the job that no agent has claimed since it is known here.
   [[nodiscard]] std::vector<int> orders_never_seen(std::string_view job) const;
-  void receive(ConnectionId id, const control::Message& message, Instant now, JobsEffects& effects);
+  void receive(ConnectionId id, const control::Message& message, Instant now);
   /// Without a Leave, or after one.
-  void disconnected(ConnectionId id, std::string_view error, Instant now, JobsEffects& effects,
+  void disconnected(ConnectionId id, std::string_view error, Instant now,
                     membership::Break how = membership::Break::kEnd);
   /// Somebody failed before connected(): told to those who wait for it.
-  void note_join_failure(std::string_view job, membership::JoinFailure failure, Instant now,
-                         JobsEffects& effects);
+  void note_join_failure(std::string_view job, membership::JoinFailure failure, Instant now);
 
   /// Somebody who knows better than the connection says that the node is gone for good.
-  void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why, Instant now,
-                  JobsEffects& effects);
+  void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why, Instant now);
   /// A member's workers ask for a store that this coordinator has not: their generation ends.
-  void store_lost(const NodeAssignment& member, Instant now, JobsEffects& effects);
+  void store_lost(const NodeAssignment& member, Instant now);
   /// Who is about to be lost for its silence; to be looked at once more, since its messages may not be read
   /// yet.
   [[nodiscard]] std::vector<ConnectionId> overdue(Instant now) const;
   /// Bytes of it are there: messages that are not read yet, or not whole.
-  void heard(ConnectionId id, Instant now, JobsEffects& effects);
+  void heard(ConnectionId id, Instant now);
   /// To be called at next_deadline(), and whenever it is convenient.
-  void advance(Instant now, JobsEffects& effects);
+  void advance(Instant now);
   [[nodiscard]] Instant next_deadline() const;
 
   /// Takes every later change that has to outlive the process; empty: nobody does. The effects of a call come
@@ -124,19 +122,18 @@ class Jobs {
   /// What there is to keep.
   void describe(const JobSink& to, Instant now) const;
   /// A job of a former process, whose agents have `grace` to come back.
-  void restore(const std::string& name, const JobRecord& record, Instant now, Millis grace,
-               JobsEffects& effects);
+  void restore(const std::string& name, const JobRecord& record, Instant now, Millis grace);
 
   [[nodiscard]] std::size_t num_jobs() const { return jobs_.size(); }
   [[nodiscard]] const KeyMap<Job>& all() const { return jobs_; }
   [[nodiscard]] const EndedJobs& ended() const { return ended_; }
   /// The host of a connection as seen from here; empty: there is no such connection.
   [[nodiscard]] std::string address_of(ConnectionId id) const {
-    const auto client = clients_.find(id);
-    return client == clients_.end() ? std::string() : client->second.address;
+    const Client* client = find_in(clients_, id);
+    return client == nullptr ? std::string() : client->address;
   }
   /// nullptr: unknown.
-  [[nodiscard]] const membership::Round* find_round(std::string_view job) const;
+  [[nodiscard]] const membership::Round* find_round(std::string_view name) const;
   [[nodiscard]] bool has_joined(ConnectionId id) const;
   /// Nothing: it takes part in no world that runs.
   [[nodiscard]] std::optional<NodeAssignment> member(ConnectionId id) const;
@@ -154,38 +151,30 @@ class Jobs {
     bool refused = false;                    // nothing that it says counts any more
   };
 
-  void join(ConnectionId id, Client& client, const control::Join& join, Instant now, JobsEffects& effects);
-  void send_end(Job& job, ConnectionId id, Client& client, const control::Join& join, Instant now,
-                JobsEffects& effects);
-  [[nodiscard]] bool came_too_late(ConnectionId id, Client& client, const control::Join& join, Instant now,
-                                   JobsEffects& effects);
-  [[nodiscard]] Job* begin(ConnectionId id, const Client& client, const control::Join& join, Instant now,
-                           JobsEffects& effects);
-  [[nodiscard]] Job* job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now,
-                             JobsEffects& effects);
+  void join(ConnectionId id, Client& client, const control::Join& join, Instant now);
+  void send_end(Job& job, ConnectionId id, Client& client, const control::Join& join, Instant now);
+  [[nodiscard]] bool came_too_late(ConnectionId id, Client& client, const control::Join& join, Instant now);
+  [[nodiscard]] Job* begin(ConnectionId id, const Client& client, const control::Join& join, Instant now);
+  [[nodiscard]] Job* job_for(ConnectionId id, const Client& client, const control::Join& join, Instant now);
   void add_node(Job& job, ConnectionId id, Client& client, membership::Request request,
-                const control::Join& join, Instant now, JobsEffects& effects);
-  void on_ready(Job& job, ConnectionId id, const membership::NodeId& node, const control::Ready& ready,
-                Instant now, JobsEffects& effects);
-  void handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now,
-              JobsEffects& effects);
+                const control::Join& join, Instant now);
+  void on_ready(Job& job, const membership::NodeId& node, const control::Ready& ready, Instant now);
+  void handle(Job& job, ConnectionId id, Client& client, const control::Message& message, Instant now);
   [[nodiscard]] JobRecord record_of(const Job& job, Instant now) const;
-  void run_decisions(Job& job, Instant now, JobsEffects& effects);
-  static void release(Job& job, ConnectionId id, Client& client, const std::string& host,
-                      const control::Stop& stop, JobsEffects& effects);
-  void turn_away_surplus(Job& job, JobsEffects& effects);
+  void run_decisions(Job& job, Instant now);
+  void take_leave(Job& job, Client& client, const std::string& host, const std::string& reason);
+  void turn_away_surplus(Job& job);
   void keep(Job& job, Instant now);
-  void remember(Job& job, const membership::NodeId& node) const;
-  void forget(const Job& job);
-  void send_reason(Job& job, Instant now, JobsEffects& effects);
+  void send_reason(Job& job, Instant now);
   void schedule(Job& job, Instant now);
   void detach(Job& job, const membership::NodeId& node);
   /// Its connection, if it has one, is refused and speaks for no node any more.
   void turn_away(Job& job, const membership::NodeId& node, control::Refused::Reason reason,
-                 const std::string& text, JobsEffects& effects);
-  void refuse(ConnectionId id, control::Refused::Reason reason, std::string text, JobsEffects& effects);
+                 const std::string& text);
+  void refuse(ConnectionId id, control::Refused::Reason reason, std::string text);
 
   JobsOptions options_;
+  JobsEffects effects_;
   JobSink record_;
   KeyMap<Job> jobs_;
   EndedJobs ended_;

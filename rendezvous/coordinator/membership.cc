@@ -6,20 +6,14 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/key_map.h"
 #include "rendezvous/base/text.h"
-#include "rendezvous/coordinator/rank_order.h"
 #include "rendezvous/coordinator/waiting_reason.h"
 
 namespace muster::membership {
 namespace {
 
 // The steps that events and decisions share. They keep the counters of the round true.
-
-// nullptr: not here.
-Node* find_node(Round& round, const NodeId& id) {
-  const auto found = round.nodes.find(id);
-  return found == round.nodes.end() ? nullptr : &found->second;
-}
 
 // Adds a node to the counters (+1), or takes it out of them before it changes (-1).
 void count_node(Round& round, const Node& node, int sign) {
@@ -130,8 +124,8 @@ bool is_current(const Round& round, std::int64_t generation) {
 bool eligible(const Round& round, const Node& node, Instant now) {
   if (!node.connected || !node.ready || !is_healthy(node.request)) return false;
   if (round.excluded.empty()) return true;
-  const auto found = round.excluded.find(machine_of(node.request));
-  return found == round.excluded.end() || found->second <= now;
+  const Instant* until = find_in(round.excluded, machine_of(node.request));
+  return until == nullptr || *until <= now;
 }
 
 const std::string& machine_of(const Request& request) {
@@ -153,18 +147,18 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
     return refuse("settings", std::move(text));
 
   if (request.order && is_healthy(request)) {
-    if (const auto found = round.orders.find(*request.order);
-        found != round.orders.end() && found->second != request.id)
+    if (const NodeId* holder = find_in(round.orders, *request.order);
+        holder != nullptr && *holder != request.id)
       return refuse("settings",
                     fmt::format("has --node-rank={}, which {} has already; every node needs its own",
-                                *request.order, round.nodes.at(found->second).request.host));
+                                *request.order, round.nodes.at(*holder).request.host));
   }
   forget_join_failure(round, request.host);
   if (resume && *resume < kMaxGeneration) round.generation_floor = std::max(round.generation_floor, *resume);
 
   bool resumed = false;
   bool untold = false;
-  if (Node* known = find_node(round, request.id)) {
+  if (Node* known = find_in(round.nodes, request.id)) {
     const bool member = round.phase == Phase::kRunning && known->group_rank >= 0 && !known->ready;
     // One that waits for a world and is in one did not hear of it: the word was lost with its connection, or
     // with the coordinator that formed it.
@@ -198,7 +192,7 @@ Admission join(Round& round, const Settings& settings, const Request& request, c
 }
 
 bool heartbeat(Round& round, const NodeId& id, Instant now) {
-  Node* node = find_node(round, id);
+  Node* node = find_in(round.nodes, id);
   if (node == nullptr) return false;
   const Instant before = std::exchange(node->last_heard, now);
   return round.silent_since && before < *round.silent_since;
@@ -206,7 +200,7 @@ bool heartbeat(Round& round, const NodeId& id, Instant now) {
 
 bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_t master_port, Instant now,
            const StepProgress& reached) {
-  Node* node = find_node(round, id);
+  Node* node = find_in(round.nodes, id);
   if (node == nullptr) return false;
   // Without a place in this world, it speaks of one that a forgetful coordinator gave the same number.
   if (is_current(round, generation) && node->group_rank >= 0) return false;
@@ -228,7 +222,7 @@ bool ready(Round& round, const NodeId& id, std::int64_t generation, std::uint16_
 bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, const Cause& failure,
                    bool may_restart, bool machine_at_fault, const Settings& settings, Instant now,
                    const StepProgress& reached) {
-  const Node* node = find_node(round, id);
+  const Node* node = find_in(round.nodes, id);
   // Whose workers have all ended well has none that could fail.
   if (node == nullptr || !is_current(round, generation) || node->group_rank < 0 || node->finished)
     return false;
@@ -243,7 +237,7 @@ bool worker_failed(Round& round, const NodeId& id, std::int64_t generation, cons
 }
 
 bool finished(Round& round, const NodeId& id, std::int64_t generation, Instant now) {
-  Node* node = find_node(round, id);
+  Node* node = find_in(round.nodes, id);
   if (node == nullptr || !is_current(round, generation) || node->group_rank < 0) return false;
   node->last_heard = now;
   if (!node->finished) ++round.num_finished;
@@ -259,7 +253,7 @@ bool safe_point(Round& round, std::int64_t generation) {
 }
 
 void left(Round& round, const NodeId& id, std::string_view reason) {
-  const Node* node = find_node(round, id);
+  const Node* node = find_in(round.nodes, id);
   if (node == nullptr) return;
   if (round.phase == Phase::kRunning && !round.pending && !node->finished && node->group_rank >= 0)
     round.pending = cause_of(Cause::Kind::kNodeLeft, *node, std::string(reason));
@@ -269,7 +263,7 @@ void left(Round& round, const NodeId& id, std::string_view reason) {
 
 void disconnected(Round& round, const Settings& settings, const NodeId& id, std::string_view error,
                   Instant now, Break how) {
-  Node* node = find_node(round, id);
+  Node* node = find_in(round.nodes, id);
   if (node == nullptr || !node->connected) return;
   const bool member = round.phase == Phase::kRunning && !node->ready;
   Millis grace = how == Break::kEnd ? Millis(0) : settings.reconnect_grace;
@@ -286,11 +280,11 @@ void disconnected(Round& round, const Settings& settings, const NodeId& id, std:
 }
 
 void lost(Round& round, const Settings& settings, const NodeId& id, const std::string& text, Instant now) {
-  if (const Node* node = find_node(round, id)) lose_node(round, settings, *node, text, now);
+  if (const Node* node = find_in(round.nodes, id)) lose_node(round, settings, *node, text, now);
 }
 
 bool store_lost(Round& round, const NodeId& id, std::int64_t generation) {
-  const Node* node = find_node(round, id);
+  const Node* node = find_in(round.nodes, id);
   if (node == nullptr || !is_current(round, generation) || node->group_rank < 0 || node->finished)
     return false;
   round.pending = {.kind = Cause::Kind::kStoreLost,
@@ -347,7 +341,7 @@ std::optional<Outcome> find_silent(Round& round, const Settings& settings, Insta
       continue;
     }
     const Instant since = node.connected ? node.last_heard : node.disconnected_at;
-    const double seconds = std::chrono::duration<double>(now - since).count();
+    const double seconds = seconds_between(since, now);
     out.nodes.emplace_back(id, node.connected
                                    ? fmt::format("no heartbeat for {:.1f} s", seconds)
                                    : fmt::format("disconnected and not back within {:.1f} s", seconds));
@@ -405,7 +399,7 @@ Outcome end_generation(Round& round, const Settings& settings, Instant now) {
   if (failure) ++round.restarts_used;
   round.unnoted = failure;
   for (const Slot& slot : round.world.slots) {
-    if (Node* node = find_node(round, slot.node)) node->finished = false;
+    if (Node* node = find_in(round.nodes, slot.node)) node->finished = false;
   }
   round.num_finished = 0;
   round.num_stopping = 0;
@@ -431,7 +425,7 @@ Outcome form(Round& round, const Settings& settings, Candidates candidates) {
   round.reached = {};
   World world = arrange(round.world, std::move(candidates), settings.max_nodes);
   world.generation = std::max(round.world.generation, round.generation_floor) + 1;
-  const Node& first = *find_node(round, world.slots.front().node);
+  const Node& first = *find_in(round.nodes, world.slots.front().node);
   world.master_addresses = first.request.addresses;
   world.master_port = first.request.master_port;
   round.world = std::move(world);
@@ -444,7 +438,7 @@ Outcome form(Round& round, const Settings& settings, Candidates candidates) {
   round.join_failures.clear();
   for (auto& [id, node] : round.nodes) node.group_rank = -1;
   for (std::size_t i = 0; i < round.world.slots.size(); ++i) {
-    Node& node = *find_node(round, round.world.slots[i].node);
+    Node& node = *find_in(round.nodes, round.world.slots[i].node);
     node.group_rank = static_cast<int>(i);
     node.ready = false;
     node.untold = true;
@@ -487,8 +481,8 @@ Outcome form_of_the_living(Round& round, const Settings& settings, Instant now) 
 
 bool all_members_eligible(const Round& round, Instant now) {
   return std::all_of(round.world.slots.begin(), round.world.slots.end(), [&](const Slot& slot) {
-    const auto found = round.nodes.find(slot.node);
-    return found != round.nodes.end() && eligible(round, found->second, now);
+    const Node* node = find_in(round.nodes, slot.node);
+    return node != nullptr && eligible(round, *node, now);
   });
 }
 

@@ -167,6 +167,16 @@ using Outcome = std::variant<Idle, Formed, GenerationOver, NodesLost, Closed>;
 /// When decide() may have something to say though no event comes; max: never.
 [[nodiscard]] Instant next_deadline(const Round& round);
 
+/// Which of `candidates`, the nodes that are ready, form the next world, `max_nodes` at most, and which ranks
+/// each gets; the generation is left to the caller. Ranks are contiguous per node in group-rank order; nodes
+/// may differ in size and role.
+/// - Without a world before: a node with an order (--node-rank, SLURM_NODEID) gets that place where it can,
+///   the others fill the rest in the order in which they joined.
+/// - Nodes of the last world keep their places. A place whose node is gone goes to a newcomer: the one with
+///   the same order, else the same machine, else as many ranks (so that nobody's rank numbers move), else the
+///   first to have joined. Further newcomers are appended; places that stay empty close up.
+[[nodiscard]] World arrange(const World& last, std::vector<const Node*> candidates, int max_nodes);
+
 /// Whether the node may be part of a world now.
 [[nodiscard]] bool eligible(const Round& round, const Node& node, Instant now);
 /// The machine's name for the cool-down.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/coordinator/rank_order.h"
-
 #include <algorithm>
 #include <map>
 #include <string>
+
+#include "rendezvous/coordinator/membership.h"
 
 namespace muster::membership {
 namespace {
@@ -30,17 +30,6 @@ Nodes interleave(const Nodes& by_arrival) {
   return out;
 }
 
-// Takes the first newcomer that fits out of the list.
-template <class Fits>
-const Node* take(Nodes& newcomers, Fits fits) {
-  const auto found =
-      std::find_if(newcomers.begin(), newcomers.end(), [&](const Node* node) { return fits(*node); });
-  if (found == newcomers.end()) return nullptr;
-  const Node* node = *found;
-  newcomers.erase(found);
-  return node;
-}
-
 // Places of the last world, nullptr where its node is gone; takes survivors out of `candidates`.
 Nodes survivors(const World& last, Nodes& candidates) {
   std::unordered_map<NodeId, const Node*, NodeIdHash> by_id;
@@ -63,9 +52,12 @@ void fill_holes(const World& last, Nodes& places, Nodes& newcomers, std::size_t 
   const auto pass = [&](auto fits) {
     for (std::size_t i = 0; i < places.size() && used < max_nodes && !newcomers.empty(); ++i) {
       if (places[i] != nullptr) continue;
-      const Slot& slot = last.slots[i];
-      places[i] = take(newcomers, [&](const Node& node) { return fits(slot, node); });
-      if (places[i] != nullptr) ++used;
+      const auto found = std::find_if(newcomers.begin(), newcomers.end(),
+                                      [&](const Node* node) { return fits(last.slots[i], *node); });
+      if (found == newcomers.end()) continue;
+      places[i] = *found;
+      newcomers.erase(found);
+      ++used;
     }
   };
   pass([](const Slot& slot, const Node& node) { return slot.order && node.request.order == slot.order; });

@@ -20,23 +20,18 @@ struct Line {
 // Where every node says which place is its own: the places of which nothing was heard.
 std::vector<int> missing_orders(const Round& round, const Settings& settings) {
   constexpr int kMaxPlaces = 65536;
-  std::vector<bool> taken(static_cast<std::size_t>(std::min(settings.max_nodes, kMaxPlaces)));
-  bool known = false;
+  std::vector<int> taken;
   for (const auto& [id, node] : round.nodes) {
-    const auto order = node.request.order;
-    if (!order) return {};  // it may be any of them
-    known = true;
-    if (*order >= 0 && static_cast<std::size_t>(*order) < taken.size())
-      taken[static_cast<std::size_t>(*order)] = true;
+    if (!node.request.order) return {};  // it may be any of them
+    taken.push_back(*node.request.order);
   }
-  for (const JoinFailure& failure : round.join_failures) {
-    if (failure.order && *failure.order >= 0 && static_cast<std::size_t>(*failure.order) < taken.size())
-      taken[static_cast<std::size_t>(*failure.order)] = true;
-  }
+  if (taken.empty()) return {};
+  for (const JoinFailure& failure : round.join_failures)
+    if (failure.order) taken.push_back(*failure.order);
+  std::sort(taken.begin(), taken.end());
   std::vector<int> out;
-  if (!known) return out;
-  for (std::size_t i = 0; i < taken.size(); ++i)
-    if (!taken[i]) out.push_back(static_cast<int>(i));
+  for (int place = 0; place < std::min(settings.max_nodes, kMaxPlaces); ++place)
+    if (!std::binary_search(taken.begin(), taken.end(), place)) out.push_back(place);
   return out;
 }
 
@@ -121,15 +116,13 @@ std::string to_text(const WaitingReason& reason) {
 }
 
 std::string explain_outside(const Round& round, const Settings& settings, const NodeId& id) {
-  const auto self = round.nodes.find(id);
-  int before = 0;
-  for (const auto& [other, node] : round.nodes) {
-    if (node.connected && node.ready && is_healthy(node.request) && self != round.nodes.end() &&
-        node.arrival < self->second.arrival)
-      ++before;
-  }
-  if (self != round.nodes.end() && !is_healthy(self->second.request)) return "unhealthy; " + what_runs(round);
-  return explain_outside(round, settings, before);
+  const Node& self = round.nodes.at(id);
+  if (!is_healthy(self.request)) return "unhealthy; " + what_runs(round);
+  const auto before = std::count_if(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
+    const Node& node = entry.second;
+    return node.connected && node.ready && is_healthy(node.request) && node.arrival < self.arrival;
+  });
+  return explain_outside(round, settings, static_cast<int>(before));
 }
 
 std::string explain_outside(const Round& round, const Settings& settings, int before) {
@@ -162,7 +155,7 @@ std::vector<NodeId> surplus(const Round& round, const Settings& settings) {
 
 std::string timeout_report(const Round& round, const Settings& settings, Instant now) {
   const WaitingReason reason = explain(round, settings, now);
-  const double seconds = std::chrono::duration<double>(now - round.gathering_since).count();
+  const double seconds = seconds_between(round.gathering_since, now);
   std::string out = fmt::format("rendezvous timed out after {:.0f} s: {} of {} nodes were ready", seconds,
                                 reason.present, nodes_text(settings));
   constexpr std::size_t kMaxLines = 64;

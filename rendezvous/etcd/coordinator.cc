@@ -14,10 +14,8 @@ namespace {
 namespace asio = boost::asio;
 using membership::NodeId;
 
-constexpr Backoff::Options kWatchBackoff{
-    .first = Millis(100), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
-constexpr Backoff::Options kRaceBackoff{
-    .first = Millis(50), .max = Millis(2000), .factor = 1.6, .jitter = 0.5};
+constexpr Backoff::Options kWatchBackoff{.first = Millis(100)};
+constexpr Backoff::Options kRaceBackoff{.first = Millis(50)};
 constexpr std::chrono::seconds kLeaveTimeout{3};  // for an etcd that may be gone
 // Members whose lease was over before this agent was elected: those that are here connect meanwhile, and then
 // are told why their generation ends.
@@ -134,11 +132,16 @@ void Coordinator::on_read(const TxnResponse& found) {
 // `former`: the term of this agent's lease in which it does not serve; 0: none.
 void Coordinator::campaign(Revision former) {
   depose("its key in etcd is gone");
-  const auto endpoint = listen();
-  if (!endpoint) return lose_etcd(endpoint.error());
-  const auto call = commit({put(keys_.coordinator, encode(*endpoint), lease_), get(keys_.state),
-                            get(keys_.nodes, keys_.nodes_end)},
-                           {{keys_.coordinator, former}});
+  if (listener_.fds.empty()) {
+    auto opened = options_.listen();
+    if (!opened) return lose_etcd(opened.error());
+    listener_ = *std::move(opened);
+  }
+  Endpoint endpoint = options_.self;
+  endpoint.port = listener_.port;
+  const auto call = commit(
+      {put(keys_.coordinator, encode(endpoint), lease_), get(keys_.state), get(keys_.nodes, keys_.nodes_end)},
+      {{keys_.coordinator, former}});
   client_.ask(call, lifetime_.guard([this](const Result<TxnResponse>& response) {
     if (!response) return looked(fail(response.error()));
     on_campaign(*response);
@@ -214,15 +217,6 @@ void Coordinator::on_update(const WatchUpdate& update) {
 
 // This agent's term.
 
-Result<Endpoint> Coordinator::listen() {
-  if (!listener_.fd) {
-    MUSTER_TRY(listener_, options_.listen());
-  }
-  Endpoint out = options_.self;
-  out.port = listener_.port;
-  return out;
-}
-
 void Coordinator::start_term(Revision term, const std::vector<KeyValue>& state,
                              const std::vector<KeyValue>& nodes) {
   const auto recovered = recover(state, keys_, nodes);
@@ -257,9 +251,7 @@ void Coordinator::serve(const RecoveredJob& job) {
   followed_.reset();
   net::RendezvousServerOptions options;
   const std::uint16_t port = listener_.port;
-  options.store.listen_fd = listener_.fd.release();
-  for (UniqueFd& other : listener_.others) options.store.more_listen_fds.push_back(other.release());
-  listener_ = {};
+  options.store.listener = std::make_shared<net::Listener>(std::exchange(listener_, {}));
   options.control.secret = options_.secret;
   options.control.heartbeat_interval = options_.heartbeat_interval;
   options.control.state = state_;
@@ -308,18 +300,15 @@ void Coordinator::follow(const KeyValue& coordinator) {
   followed_ = *endpoint;
   if (!located_)
     lifetime_.call_at(timeout_, deadline_, [this] {
-      if (followed_ && !located_) end(unreachable());
+      if (!followed_ || located_) return;
+      end({ErrorCode::kTimeout,
+           fmt::format(
+               "the coordinator of job {} on {}, as etcd at {} names it, does not answer: {}; is there "
+               "a firewall between them? --iface and --local-addr choose what a node offers",
+               options_.job, followed_->host, title(), last_error_)});
     });
   race_backoff_ = Backoff(kRaceBackoff, node_.low);
   race();
-}
-
-Error Coordinator::unreachable() const {
-  return {
-      ErrorCode::kTimeout,
-      fmt::format("the coordinator of job {} on {}, as etcd at {} names it, does not answer: {}; is there "
-                  "a firewall between them? --iface and --local-addr choose what a node offers",
-                  options_.job, followed_->host, title(), last_error_)};
 }
 
 void Coordinator::race() {

@@ -81,14 +81,12 @@ class Coordinator final : public net::CoordinatorHost {
   void watch(Revision from);
   void on_update(const WatchUpdate& update);
 
-  [[nodiscard]] Result<Endpoint> listen();
   void start_term(Revision term, const std::vector<KeyValue>& state, const std::vector<KeyValue>& nodes);
   void serve(const RecoveredJob& job);
   void depose(const std::string& why);
   void wait_absences();
 
   void follow(const KeyValue& coordinator);
-  [[nodiscard]] Error unreachable() const;
   void race();
   void locate(std::string host, std::uint16_t port);
 

@@ -6,8 +6,7 @@
 namespace muster::etcd {
 namespace {
 
-constexpr Backoff::Options kWriteBackoff{
-    .first = Millis(50), .max = Millis(1000), .factor = 1.6, .jitter = 0.5};
+constexpr Backoff::Options kWriteBackoff{.first = Millis(50), .max = Millis(1000)};
 // For a job all of whose agents are gone at once, which nobody clears away.
 constexpr std::int64_t kTtlSeconds = 3600;
 constexpr std::chrono::minutes kRenewalInterval{10};

@@ -74,7 +74,7 @@ void log_who_is_served(const Log& log, const net::RendezvousServerOptions& optio
         options.control.secret || options.control.job_secrets || options.control.tls->asks_for_certificate();
     log.info(fmt::format("serving agents {}, and TCPStore clients on this host of {}",
                          proves ? "that prove who they are" : "that speak TLS", users));
-  } else if (options.this_host_only || store.loopback_only()) {
+  } else if (options.this_host_only || store.listener().loopback_only) {
     log.info(
         "serving this host alone, since there is neither a secret nor TLS; for others, use --secret-file, "
         "--tls-cert or --unprotected");
@@ -82,7 +82,7 @@ void log_who_is_served(const Log& log, const net::RendezvousServerOptions& optio
     log.warning(fmt::format(
         "serving everybody who reaches {}, since there is neither a secret nor TLS: they may join "
         "any job, and read and write the store",
-        store.address()));
+        store.listener().address));
   }
 }
 

@@ -36,24 +36,11 @@ void set_socket_options(int fd) {
 
 Acceptor::Acceptor(Listener listener, int per_turn)
     : listener_(std::move(listener)), per_turn_(per_turn), spare_fd_(open_spare()) {
-  for (const int fd : fds()) set_socket_options(fd);
-}
-
-std::vector<int> Acceptor::fds() const {
-  std::vector<int> out;
-  if (listener_.fd) out.push_back(listener_.fd.get());
-  for (const UniqueFd& other : listener_.others) out.push_back(other.get());
-  return out;
-}
-
-void Acceptor::close() {
-  listener_.fd.reset();
-  listener_.others.clear();
+  for (const UniqueFd& fd : listener_.fds) set_socket_options(fd.get());
 }
 
 void Acceptor::accept_some(const Admit& admit, const Refused& refused) {
-  accept_from(listener_.fd.get(), admit, refused);
-  for (const UniqueFd& other : listener_.others) accept_from(other.get(), admit, refused);
+  for (const UniqueFd& fd : listener_.fds) accept_from(fd.get(), admit, refused);
 }
 
 void Acceptor::accept_from(int listener, const Admit& admit, const Refused& refused) {

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/net/listener.h"
@@ -24,9 +23,7 @@ class Acceptor {
   /// Accepts what waits. `refused` gets the reason of each connection that had to be turned away, and errors.
   void accept_some(const Admit& admit, const Refused& refused);
 
-  /// All of its sockets.
-  [[nodiscard]] std::vector<int> fds() const;
-  void close();
+  void close() { listener_.fds.clear(); }
   [[nodiscard]] const Listener& listener() const { return listener_; }
 
  private:

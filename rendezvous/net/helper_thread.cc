@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/net/helper_thread.h"
 
-#include <condition_variable>
 #include <csignal>
-#include <deque>
+#include <future>
 #include <mutex>
 
 #include <boost/asio/executor_work_guard.hpp>
@@ -14,47 +13,37 @@ namespace muster::net {
 
 namespace asio = boost::asio;
 
-struct HelperThread::State {
-  struct Job {
-    std::function<void()> work;
-    std::function<void()> done;
-  };
+struct HelperThread::State : std::enable_shared_from_this<State> {
+  using WorkGuard = asio::executor_work_guard<asio::io_context::executor_type>;
+  explicit State(asio::io_context& of) : loop(of) {}
 
+  asio::io_context jobs{1};  // run by the thread
+  const WorkGuard open{jobs.get_executor()};
   std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Job> jobs;
   bool running = false;
   bool closed = false;
-  asio::io_context* loop = nullptr;  // touched by the thread under the mutex, and only while not closed
+  asio::io_context& loop;  // touched by the thread under the mutex, and only while not closed
   // Of the loop's thread alone.
   std::thread thread;
   int pending = 0;
-  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> busy;
+  std::optional<WorkGuard> busy;
 
-  void answered() {
-    if (--pending == 0) busy.reset();
-  }
-
-  static void serve(const std::shared_ptr<State>& self) {
-    for (std::unique_lock lock(self->mutex);;) {
-      self->changed.wait(lock, [&] { return self->closed || !self->jobs.empty(); });
-      if (self->closed) return;
-      Job job = std::move(self->jobs.front());
-      self->jobs.pop_front();
-      self->running = true;
-      lock.unlock();
-      job.work();
-      job.work = nullptr;
-      lock.lock();
-      self->running = false;
-      if (self->closed) return;
-      if (self->jobs.empty()) self->changed.notify_all();
-      asio::post(*self->loop, [self, done = std::move(job.done)] {
-        if (self->closed) return;
-        self->answered();
-        done();
-      });
+  void run(std::function<void()> work, std::function<void()> done) {
+    {
+      const std::lock_guard lock(mutex);
+      if (closed) return;
+      running = true;
     }
+    work();
+    work = nullptr;
+    const std::lock_guard lock(mutex);
+    running = false;
+    if (closed) return;
+    asio::post(loop, [self = shared_from_this(), done = std::move(done)] {
+      if (self->closed) return;
+      if (--self->pending == 0) self->busy.reset();
+      done();
+    });
   }
 };
 
@@ -72,9 +61,7 @@ std::thread start_quiet_thread(std::function<void()> work) {
   return std::thread(std::move(work));
 }
 
-HelperThread::HelperThread(asio::io_context& loop) : state_(std::make_shared<State>()) {
-  state_->loop = &loop;
-}
+HelperThread::HelperThread(asio::io_context& loop) : state_(std::make_shared<State>(loop)) {}
 
 HelperThread::~HelperThread() {
   bool running = false;
@@ -82,10 +69,9 @@ HelperThread::~HelperThread() {
     const std::lock_guard lock(state_->mutex);
     running = state_->running;
     state_->closed = true;
-    state_->jobs.clear();
     state_->busy.reset();
-    state_->changed.notify_one();
   }
+  state_->jobs.stop();
   if (!state_->thread.joinable()) return;
   if (running)
     state_->thread.detach();
@@ -94,19 +80,19 @@ HelperThread::~HelperThread() {
 }
 
 void HelperThread::wait() {
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->jobs.empty() && !state_->running; });
+  if (!state_->thread.joinable()) return;
+  const auto reached = std::make_shared<std::promise<void>>();
+  asio::post(state_->jobs, [reached] { reached->set_value(); });
+  reached->get_future().wait();
 }
 
 void HelperThread::post(std::function<void()> work, std::function<void()> done) {
-  if (++state_->pending == 1) state_->busy.emplace(state_->loop->get_executor());
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->jobs.push_back({std::move(work), std::move(done)});
-  }
-  state_->changed.notify_one();
+  if (++state_->pending == 1) state_->busy.emplace(state_->loop.get_executor());
+  asio::post(state_->jobs, [state = state_.get(), work = std::move(work), done = std::move(done)]() mutable {
+    state->run(std::move(work), std::move(done));
+  });
   if (state_->thread.joinable()) return;
-  state_->thread = start_quiet_thread([state = state_] { State::serve(state); });
+  state_->thread = start_quiet_thread([state = state_] { state->jobs.run(); });
 }
 
 }  // namespace muster::net

@@ -6,7 +6,6 @@
 #include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <optional>
 #include <sys/socket.h>
 #include <utility>
 
@@ -42,22 +41,22 @@ Error listen_error(const std::string& address, const std::string& numeric, std::
   return error;
 }
 
-Result<tcp::endpoint> bound_to(int fd) {
-  if (const auto bound = endpoint_of(fd, ::getsockname)) return *bound;
-  return fail(ErrorCode::kInvalidArgument, fmt::format("descriptor {} is no TCP socket to listen with", fd));
+Result<void> add(Listener& to, UniqueFd fd) {
+  const auto bound = endpoint_of(fd.get(), ::getsockname);
+  if (!bound)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("descriptor {} is no TCP socket to listen with", fd.get()));
+  to.port = bound->port();
+  to.address += fmt::format("{}{}", to.fds.empty() ? "" : " ", endpoint_text(*bound));
+  to.loopback_only = to.loopback_only && bound->address().is_loopback();
+  to.fds.push_back(std::move(fd));
+  return {};
 }
 
 Result<Listener> finish(UniqueFd fd) {
-  MUSTER_TRY(const tcp::endpoint bound, bound_to(fd.get()));
-  return Listener{std::move(fd), bound.port(), endpoint_text(bound), bound.address().is_loopback()};
-}
-
-Result<void> add(Listener& to, UniqueFd fd) {
-  MUSTER_TRY(const tcp::endpoint bound, bound_to(fd.get()));
-  to.address += fmt::format(" {}", endpoint_text(bound));
-  to.loopback_only = to.loopback_only && bound.address().is_loopback();
-  to.others.push_back(std::move(fd));
-  return {};
+  Listener out;
+  MUSTER_OK(add(out, std::move(fd)));
+  return out;
 }
 
 // 0, or the number of the call's error.
@@ -120,16 +119,13 @@ Result<Listener> open_listeners(const std::vector<std::string>& addresses, std::
                                 bool name_owner) {
   // A port of the kernel's choice may be somebody's at another of the addresses.
   for (int tries = 1;; ++tries) {
-    std::optional<Listener> out;
+    Listener out;
     Error error{ErrorCode::kInvalidArgument, "no address to listen on"};
     bool again = false;
     for (const std::string& address : addresses) {
-      auto one = open_listener(address, out ? out->port : port, name_owner);
+      auto one = open_listener(address, out.fds.empty() ? port : out.port, name_owner);
       if (one) {
-        if (out)
-          MUSTER_OK(add(*out, std::move(one->fd)));
-        else
-          out = *std::move(one);
+        MUSTER_OK(add(out, std::move(one->fds.front())));
         continue;
       }
       error = one.error();
@@ -139,13 +135,12 @@ Result<Listener> open_listeners(const std::vector<std::string>& addresses, std::
       break;
     }
     if (again) continue;
-    if (out) return *std::move(out);
-    return fail(std::move(error));
+    if (out.fds.empty()) return fail(std::move(error));
+    return out;
   }
 }
 
-Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port, const std::vector<int>& others) {
-  std::vector<UniqueFd> owned(others.begin(), others.end());
+Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {
   int type = 0;
   socklen_t size = sizeof type;
   const int raw = fd.get();
@@ -163,9 +158,7 @@ Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port, const std::vect
                             listener.port, port));
   if (::listen(raw, INT32_MAX) != 0) return fail(listen_error(listener.address, {}, listener.port, errno));
   // An unbound socket gets its port from listen().
-  MUSTER_TRY(Listener out, finish(std::move(listener.fd)));
-  for (UniqueFd& other : owned) MUSTER_OK(add(out, std::move(other)));
-  return out;
+  return finish(std::move(listener.fds.front()));
 }
 
 std::string peer_name(int fd) {

@@ -16,11 +16,10 @@
 namespace muster::net {
 
 struct Listener {
-  UniqueFd fd;
-  std::uint16_t port = 0;
-  std::string address;                ///< "[::]:29500", or several with blanks between them
-  bool loopback_only = false;         ///< it is bound to a loopback address, and so are the others
-  std::vector<UniqueFd> others = {};  ///< likewise, of further addresses with the same port
+  std::vector<UniqueFd> fds;  ///< one for each address
+  std::uint16_t port = 0;     ///< of all of them
+  std::string address;        ///< "[::]:29500", or several with blanks between them
+  bool loopback_only = true;  ///< all of them are loopback addresses
 };
 
 /// `host` empty: every address. `port` 0: the kernel chooses. `name_owner`: a busy port's error says who
@@ -34,10 +33,9 @@ struct Listener {
 [[nodiscard]] Result<Listener> open_listeners(const std::vector<std::string>& addresses, std::uint16_t port,
                                               bool name_owner = true);
 
-/// Takes over a bound stream socket, which need not be listening yet, and `others` of open_listeners(). Its
-/// port must be `port` unless that is 0.
-[[nodiscard]] Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port,
-                                              const std::vector<int>& others = {});
+/// Takes over a bound stream socket, which need not be listening yet. Its port must be `port` unless that is
+/// 0.
+[[nodiscard]] Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port);
 
 /// "10.0.0.4:1234" or "[::1]:1234" of the other end of a connected socket, an IPv4-mapped address as IPv4.
 [[nodiscard]] std::string peer_name(int fd);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <muster/result.h>
 
@@ -43,9 +44,9 @@ class Context {
 
  private:
   friend class Stream;
-  struct Impl;
-  explicit Context(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
-  std::shared_ptr<Impl> impl_;
+  [[nodiscard]] static Result<Context> make(const Files& files, bool is_server);
+  explicit Context(std::shared_ptr<ssl_ctx_st> context) : context_(std::move(context)) {}
+  std::shared_ptr<ssl_ctx_st> context_;
 };
 
 /// A client's connection: `server_name`, a name or an address, is the one that the server's certificate must
@@ -58,9 +59,6 @@ class Stream {
  public:
   /// `server_name`: for a client, the name or address that the server's certificate must be for.
   explicit Stream(const Context& context, const std::string& server_name = {});
-  ~Stream();
-  Stream(Stream&&) noexcept;
-  Stream& operator=(Stream&&) noexcept;
 
   /// A client's first words. Call it once, before anything else.
   [[nodiscard]] Result<void> start(std::string& out);
@@ -77,8 +75,13 @@ class Stream {
   [[nodiscard]] bool established() const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  [[nodiscard]] Error broken();
+  [[nodiscard]] Result<void> take(std::string& plain);
+  [[nodiscard]] Result<void> write(std::string_view plain);
+
+  std::unique_ptr<ssl_st, void (*)(ssl_st*)> ssl_;
+  std::string unsent_;  // plain, until established
+  std::optional<Error> failure_;
 };
 
 }  // namespace muster::tls

@@ -6,10 +6,10 @@
 #include <cerrno>
 #include <initializer_list>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 // SHA256_Init() and its like are called deprecated since OpenSSL 3, in favour of the providers.
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include <openssl/crypto.h>
@@ -39,6 +39,11 @@ void sha256(std::initializer_list<std::string_view> pieces, unsigned char* out) 
     ok = ok && SHA256_Update(&context, piece.data(), piece.size()) == 1;
   MUSTER_CHECK(ok && SHA256_Final(out, &context) == 1, "SHA-256 failed");
   OPENSSL_cleanse(&context, sizeof context);
+}
+
+/// In time that does not depend on where they differ.
+bool equal(const control::Mac& a, const control::Mac& b) {
+  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 /// The kernel's own: OpenSSL's generator costs an agent without a secret 1 MB of its code and 1.5 ms to
@@ -74,12 +79,7 @@ Result<Secret> Secret::from_bytes(std::string_view bytes) {
 }
 
 Result<Secret> Secret::from_file(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) return fail(errno_error("secret file " + path, errno));
-  if (S_ISREG(info.st_mode) && (info.st_mode & 077) != 0)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("secret file {} is open to others than its owner (mode {:o}); try: chmod 600 {}",
-                            path, info.st_mode & 0777, path));
+  MUSTER_OK(check_private("secret file", path));
   MUSTER_TRY(std::string text, read_file(path, 4096));
   constexpr std::string_view kBlank = " \t\r\n";
   std::string_view bytes(text);
@@ -132,9 +132,7 @@ control::Nonce random_nonce() {
 }
 
 std::string random_secret_text() {
-  std::string out;
-  for (const std::uint8_t byte : random_nonce()) out += fmt::format("{:02x}", byte);
-  return out;
+  return fmt::format("{:02x}", fmt::join(random_nonce(), ""));
 }
 
 membership::NodeId random_node_id() {
@@ -142,10 +140,6 @@ membership::NodeId random_node_id() {
   random_bytes(&out.high, sizeof out.high);
   random_bytes(&out.low, sizeof out.low);
   return out;
-}
-
-bool equal(const control::Mac& a, const control::Mac& b) {
-  return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 // Its length, so that no transcript without one is another's with one.

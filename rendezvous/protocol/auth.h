@@ -53,8 +53,6 @@ class Secret {
 /// 32 bytes as 64 hexadecimal digits, for a secret that a launcher hands out.
 [[nodiscard]] std::string random_secret_text();
 [[nodiscard]] membership::NodeId random_node_id();
-/// In time that does not depend on where they differ.
-[[nodiscard]] bool equal(const control::Mac& a, const control::Mac& b);
 
 /// The coordinator's side. Calls in this order, each once: preamble, start, proof.
 class ServerHandshake {

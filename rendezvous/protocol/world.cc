@@ -76,7 +76,7 @@ std::string defect(const Settings& settings) {
       std::pair{"heartbeat timeout", settings.heartbeat_timeout},
       std::pair{"cool-down", settings.cool_down},
       std::pair{"reconnect grace", settings.reconnect_grace},
-      std::pair{"patience for a safe point", settings.safe_point_timeout},
+      std::pair{"safe point timeout", settings.safe_point_timeout},
   };
   for (const auto& [name, time] : times)
     if (time.count() < 0 || time > kLongest)

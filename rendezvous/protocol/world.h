@@ -15,7 +15,7 @@
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/fieldwise.h"
-#include "rendezvous/base/seeded_hash.h"
+#include "rendezvous/base/key_map.h"
 
 namespace muster {
 

@@ -16,7 +16,6 @@
 #include <variant>
 
 #include "rendezvous/coordinator/membership.h"
-#include "rendezvous/store/store_change.h"
 #include "rendezvous/store/store_core.h"
 
 namespace muster {
@@ -91,12 +90,6 @@ inline void apply(const HostedChange& change, SavedStores& stores) {
     found->second.connections.erase(gone->name);
   else
     stores.erase(found);
-}
-
-inline void describe(const SavedStore& store, std::uint64_t instance, const HostedSink& to) {
-  to(HostedBegan{instance, store.job, store.generation});
-  store.core.describe([&](const StoreChange& change) { to(HostedChanged{instance, change}); });
-  for (const auto& [name, last] : store.connections) to(HostedDone{instance, name, last});
 }
 
 }  // namespace muster

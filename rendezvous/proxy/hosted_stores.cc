@@ -121,17 +121,6 @@ const StoreCore* HostedStores::find(std::string_view job) const {
 
 std::string HostedStores::receive(ConnectionId from, const std::optional<NodeAssignment>& member,
                                   const control::Message& message) {
-  const auto found = agents_.find(from);
-  AgentSession* agent = found == agents_.end() ? nullptr : found->second;
-  // Without one: sent before the agent heard that the generation is over.
-  if (const auto* m = std::get_if<control::StoreRequest>(&message))
-    return agent == nullptr ? std::string() : request(*agent, *m);
-  if (const auto* m = std::get_if<control::StoreOpen>(&message))
-    return agent == nullptr ? std::string() : open(*agent, *m);
-  if (const auto* m = std::get_if<control::StoreClose>(&message)) {
-    if (agent != nullptr) remove(*agent, m->connection);
-    return {};
-  }
   if (const auto* m = std::get_if<control::StoreAttach>(&message)) {
     if (m->num_connections > 4 * options_.max_connections)
       return fmt::format("it has {} connections of workers, the limit is {}", m->num_connections,
@@ -139,7 +128,15 @@ std::string HostedStores::receive(ConnectionId from, const std::optional<NodeAss
     attach(from, member, *m);
     return {};
   }
-  return fmt::format("an agent does not send {}", control::name_of(message));
+  const auto found = agents_.find(from);
+  if (found == agents_.end()) return {};  // sent before the agent heard that the generation is over
+  AgentSession& agent = *found->second;
+  if (const auto* m = std::get_if<control::StoreRequest>(&message)) return request(agent, *m);
+  if (const auto* m = std::get_if<control::StoreOpen>(&message)) return open(agent, *m);
+  const auto* m = std::get_if<control::StoreClose>(&message);
+  if (m == nullptr) return fmt::format("an agent does not send {}", control::name_of(message));
+  remove(agent, m->connection);
+  return {};
 }
 
 // Agents.
@@ -196,11 +193,9 @@ std::string HostedStores::open(AgentSession& agent, const control::StoreOpen& op
   connection.handled = connection.told = open.acked;
   connection.waiting = 0;
   acknowledge(connection, open.acked);
-  if (connection.session) {
-    if (agent.num_open > options_.max_connections)
-      close(connection, fmt::format("this node has {} connections to the store, the limit is {}",
-                                    agent.num_open - 1, options_.max_connections));
-  }
+  if (connection.session && agent.num_open > options_.max_connections)
+    close(connection, fmt::format("this node has {} connections to the store, the limit is {}",
+                                  agent.num_open - 1, options_.max_connections));
   count(connection);
   make_ready(connection);
   if (again && --agent.num_awaited == 0) remove_unconfirmed(agent);
@@ -361,7 +356,7 @@ void HostedStores::run(Connection& connection, std::string_view bytes) {
     std::string out;
     std::string_view rest = bytes;
     const std::uint64_t before = connection.session->num_requests();
-    const Session::State state = connection.session->receive(rest, out, effects_);
+    const Session::State state = connection.session->receive(rest, out);
     if (state == Session::State::kClose) {
       close(connection, connection.session->close_reason());
     } else if (!connection.session->between_requests() || connection.session->num_requests() != before + 1) {
@@ -398,7 +393,7 @@ void HostedStores::answer(Connection& connection, std::uint64_t number, std::str
 
 // Brings what was just run to the other clients concerned.
 void HostedStores::deliver(Store& store) {
-  for (const ClientId id : effects_.woken) {
+  for (const ClientId id : store.core.woken()) {
     const auto found = store.clients.find(id);
     if (found == store.clients.end()) continue;
     Connection& connection = *found->second;
@@ -413,7 +408,7 @@ void HostedStores::deliver(Store& store) {
     count(connection);
     make_ready(connection);
   }
-  effects_.clear();
+  store.core.woken().clear();
 }
 
 // The agent has the answers up to here.

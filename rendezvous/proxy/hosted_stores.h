@@ -117,7 +117,6 @@ class HostedStores {
   std::unordered_map<ConnectionId, control::StoreRefused> refused_;
   std::optional<NodeAssignment> lost_;
   std::vector<ConnectionId> ready_;
-  Effects effects_;
   std::size_t num_open_ = 0;
   std::size_t num_buffered_ = 0;
 };

@@ -28,8 +28,8 @@ struct WorkerRequest {
 }  // namespace
 
 struct RequestForwarder::Connection {
-  Connection(Number its_number, const RequestForwarderOptions& options)
-      : number(its_number), decoder(options.wire, options.legacy) {}
+  Connection(Number its_number, const wire::Limits& limits, wire::Generation legacy)
+      : number(its_number), decoder(limits, legacy) {}
 
   [[nodiscard]] bool reads_too_slowly() const { return out.size() - taken >= kMaxUnreadBytes; }
   [[nodiscard]] bool full() const {
@@ -83,8 +83,9 @@ struct RequestForwarder::Connection {
   bool in_ready = false;
 };
 
-RequestForwarder::RequestForwarder(std::int64_t generation, const RequestForwarderOptions& options)
-    : generation_(generation), options_(options) {}
+RequestForwarder::RequestForwarder(std::int64_t generation, const wire::Limits& limits,
+                                   wire::Generation legacy)
+    : generation_(generation), limits_(limits), legacy_(legacy) {}
 
 RequestForwarder::~RequestForwarder() = default;
 
@@ -92,7 +93,7 @@ RequestForwarder::~RequestForwarder() = default;
 
 RequestForwarder::Number RequestForwarder::open() {
   const Number number = next_connection_++;
-  connections_.emplace(number, std::make_unique<Connection>(number, options_));
+  connections_.emplace(number, std::make_unique<Connection>(number, limits_, legacy_));
   if (linked_) opens_.push_back(number);
   return number;
 }
@@ -106,7 +107,7 @@ RequestForwarder::State RequestForwarder::receive(Number number, std::string_vie
     if (connection.paused) return State::kPaused;
     switch (connection.decoder.next(input, request)) {
       case wire::Decoder::Step::kRequest:
-        if (!take(connection, request)) return State::kClose;
+        take(connection, request);
         break;
       case wire::Decoder::Step::kNeedMore:
         return State::kNeedInput;
@@ -123,31 +124,19 @@ RequestForwarder::State RequestForwarder::settle(Number number) {
   Connection& connection = at(number);
   wire::Request request;
   if (connection.decoder.settle(request) != wire::Decoder::Step::kRequest) return State::kNeedInput;
-  if (!take(connection, request)) return State::kClose;
+  take(connection, request);
   std::string_view nothing;
   return receive(number, nothing);
 }
 
-bool RequestForwarder::take(Connection& connection, const wire::Request& request) {
-  const bool asked = connection.num_asked > 0;
-  switch (request.op) {
-    case Op::kValidate:
-      return true;
-    case Op::kMultiGet:
-      if (request.items.empty()) return true;
-      break;
-    case Op::kPing:
-      if (asked) break;
+void RequestForwarder::take(Connection& connection, const wire::Request& request) {
+  if (request.op == Op::kValidate || (request.op == Op::kMultiGet && request.items.empty())) return;
+  if ((request.op == Op::kPing || request.op == Op::kCancelWait) && connection.num_asked == 0) {
+    if (request.op == Op::kPing)
       wire::put_u32(connection.out, static_cast<std::uint32_t>(request.number));
-      make_ready(connection);
-      return true;
-    case Op::kCancelWait:
-      if (asked) break;
+    else
       connection.out.push_back(wire::kWaitCanceled);
-      make_ready(connection);
-      return true;
-    default:
-      break;
+    return make_ready(connection);
   }
   // An old client gives up a wait without a word.
   if (connection.decoder.generation() < wire::Generation::kModern && request.op != Op::kCancelWait &&
@@ -156,7 +145,6 @@ bool RequestForwarder::take(Connection& connection, const wire::Request& request
     insert(connection, connection.requests.size(), {.op = Op::kCancelWait}, true);
   }
   insert(connection, connection.requests.size(), request, false);
-  return true;
 }
 
 void RequestForwarder::insert(Connection& connection, std::size_t at, const wire::Request& request,

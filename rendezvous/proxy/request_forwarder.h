@@ -28,11 +28,6 @@
 
 namespace muster {
 
-struct RequestForwarderOptions {
-  wire::Limits wire;
-  wire::Generation legacy = wire::Generation::kLegacy;
-};
-
 class RequestForwarder {
  public:
   /// Of a worker's connection; never used twice.
@@ -45,8 +40,9 @@ class RequestForwarder {
   /// Reads of a connection that are under way: the answers to them may come while the worker reads nothing.
   static constexpr std::size_t kMaxReads = 16;
 
-  /// For the workers of `generation`.
-  RequestForwarder(std::int64_t generation, const RequestForwarderOptions& options);
+  /// For the workers of `generation`. `legacy`: see wire::Decoder.
+  explicit RequestForwarder(std::int64_t generation, const wire::Limits& limits = {},
+                            wire::Generation legacy = wire::Generation::kLegacy);
   ~RequestForwarder();
 
   // Towards the workers.
@@ -93,7 +89,7 @@ class RequestForwarder {
   struct Connection;
 
   [[nodiscard]] Connection& at(Number connection) const { return *connections_.at(connection); }
-  [[nodiscard]] bool take(Connection& connection, const wire::Request& request);
+  void take(Connection& connection, const wire::Request& request);
   void insert(Connection& connection, std::size_t at, const wire::Request& request, bool discard);
   void make_ready(Connection& connection);
   void take_turn(Connection& connection);
@@ -102,7 +98,8 @@ class RequestForwarder {
   void closed(const control::StoreClose& closed);
 
   std::int64_t generation_;
-  RequestForwarderOptions options_;
+  wire::Limits limits_;
+  wire::Generation legacy_;
   std::uint64_t instance_ = 0;
   bool linked_ = false;
   bool attached_ = false;  // on the present connection

@@ -28,6 +28,11 @@ using Number = RequestForwarder::Number;
 using State = RequestForwarder::State;
 
 constexpr std::size_t kProxyReadBytes = 65536;
+constexpr std::size_t kMaxWorkerConnections = 65536;
+// Unfinished requests, unread answers and what the coordinator has not taken, of all workers, those that have
+// gone among them; the worker that goes beyond is closed.
+constexpr std::size_t kMaxWorkerBytes = std::size_t{4} << 30;
+constexpr Millis kLegacyQuietTime{50};  // see ServerOptions
 
 struct Client {
   Client(boost::asio::io_context& loop, UniqueFd from, std::string name)
@@ -46,15 +51,15 @@ struct Client {
 // hundred thousand clients.
 class WorkerStoreProxy final : public StoreProxy {
  public:
-  WorkerStoreProxy(boost::asio::io_context& loop, std::int64_t generation, Uplink uplink,
-                   const StoreProxyOptions& options, const Log& log, Listener listener)
+  WorkerStoreProxy(boost::asio::io_context& loop, std::int64_t generation, Uplink uplink, bool own_user_only,
+                   const Log& log, Listener listener)
       : loop_(loop),
-        options_(options),
+        own_user_only_(own_user_only),
         uplink_(std::move(uplink)),
         rejections_(loop, log),
         acceptor_(std::move(listener)),
-        listening_(loop, ::fcntl(acceptor_.listener().fd.get(), F_DUPFD_CLOEXEC, 0)),
-        requests_(generation, options.requests),
+        listening_(loop, ::fcntl(acceptor_.listener().fds.front().get(), F_DUPFD_CLOEXEC, 0)),
+        requests_(generation),
         scratch_(kProxyReadBytes, '\0') {}
 
   [[nodiscard]] std::uint16_t port() const override { return acceptor_.listener().port; }
@@ -97,29 +102,30 @@ class WorkerStoreProxy final : public StoreProxy {
 
   void wait_accept() {
     listening_.async_wait(Descriptor::wait_read, on_event([this] {
-                            acceptor_.accept_some(
-                                [&](UniqueFd fd) { admit(std::move(fd)); },
-                                [&](const std::string& reason) { refuse(Rejection::kSystem, reason); });
+                            acceptor_.accept_some([&](UniqueFd fd) { admit(std::move(fd)); },
+                                                  [&](const std::string& reason) {
+                                                    rejections_.write(Rejection::kSystem, reason);
+                                                  });
                             wait_accept();
                           }));
   }
 
   void admit(UniqueFd fd) {
     std::string name = peer_name(fd.get());
-    if (clients_.size() >= options_.max_connections)
-      return refuse(Rejection::kLimit, fmt::format("closed {}: {} connections of workers are open, the limit",
-                                                   name, clients_.size()));
+    if (clients_.size() >= kMaxWorkerConnections)
+      return rejections_.write(
+          Rejection::kLimit,
+          fmt::format("closed {}: {} connections of workers are open, the limit", name, clients_.size()));
     // The kernel may be told to let other hosts reach 127.0.0.1.
     std::string defect = peer_is_on_this_host(fd.get()) ? "" : "it is not on this host";
-    if (defect.empty() && options_.own_user_only) defect = untrusted_user(fd.get());
+    if (defect.empty() && own_user_only_) defect = untrusted_user(fd.get());
     if (!defect.empty())
-      return refuse(Rejection::kAuthentication, fmt::format("closed {}: it is no worker: {}", name, defect));
+      return rejections_.write(Rejection::kAuthentication,
+                               fmt::format("closed {}: it is no worker: {}", name, defect));
     const Number id = requests_.open();
     clients_.emplace(id, std::make_unique<Client>(loop_, std::move(fd), std::move(name)));
     read(id);
   }
-
-  void refuse(Rejection kind, const std::string& reason) { rejections_.write(kind, reason); }
 
   [[nodiscard]] Client* find(Number id) const {
     const auto found = clients_.find(id);
@@ -143,8 +149,8 @@ class WorkerStoreProxy final : public StoreProxy {
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return read(id);
     const std::string cause = n == 0 ? "it closed the connection" : errno_error("recv", errno).message;
     if (!requests_.between_requests(id))
-      refuse(Rejection::kProtocol,
-             fmt::format("closed worker {}: {} in the middle of a request", client->peer, cause));
+      rejections_.write(Rejection::kProtocol,
+                        fmt::format("closed worker {}: {} in the middle of a request", client->peer, cause));
     drop(id);
   }
 
@@ -159,11 +165,11 @@ class WorkerStoreProxy final : public StoreProxy {
     if (state == State::kClose) return close(id, client);
     count(client, requests_.num_buffered_bytes(id) + client.unread.size());
     const std::size_t all = buffered_bytes_ + requests_.num_closing_bytes();
-    if (all > options_.max_buffered_bytes) {
-      refuse(Rejection::kLimit,
-             fmt::format("closed worker {}: what all workers have sent and not read is {} bytes, "
-                         "the limit is {}",
-                         client.peer, all, options_.max_buffered_bytes));
+    if (all > kMaxWorkerBytes) {
+      rejections_.write(Rejection::kLimit,
+                        fmt::format("closed worker {}: what all workers have sent and not read is {} bytes, "
+                                    "the limit is {}",
+                                    client.peer, all, kMaxWorkerBytes));
       return drop(id);
     }
     if (state == State::kPaused) return;
@@ -172,14 +178,15 @@ class WorkerStoreProxy final : public StoreProxy {
   }
 
   void wait_quiet(Number id, Client& client) {
-    client.quiet.expires_after(options_.legacy_quiet_time);
+    client.quiet.expires_after(kLegacyQuietTime);
     client.quiet.async_wait(on_event([this, id] {
       if (Client* found = find(id)) after(id, *found, requests_.settle(id));
     }));
   }
 
   void close(Number id, const Client& client) {
-    refuse(Rejection::kProtocol, fmt::format("closed worker {}: {}", client.peer, requests_.reason(id)));
+    rejections_.write(Rejection::kProtocol,
+                      fmt::format("closed worker {}: {}", client.peer, requests_.reason(id)));
     drop(id);
   }
 
@@ -233,7 +240,7 @@ class WorkerStoreProxy final : public StoreProxy {
   }
 
   boost::asio::io_context& loop_;
-  StoreProxyOptions options_;
+  const bool own_user_only_;
   Uplink uplink_;
   RejectionLog rejections_;
   Acceptor acceptor_;
@@ -250,11 +257,10 @@ class WorkerStoreProxy final : public StoreProxy {
 }  // namespace
 
 Result<std::unique_ptr<StoreProxy>> StoreProxy::listen(boost::asio::io_context& loop, std::int64_t generation,
-                                                       Uplink uplink, const StoreProxyOptions& options,
-                                                       const Log& log) {
+                                                       Uplink uplink, bool own_user_only, const Log& log) {
   MUSTER_TRY(Listener listener, open_listener("127.0.0.1", 0));
   try {
-    return std::make_unique<WorkerStoreProxy>(loop, generation, std::move(uplink), options, log,
+    return std::make_unique<WorkerStoreProxy>(loop, generation, std::move(uplink), own_user_only, log,
                                               std::move(listener));
   } catch (const boost::system::system_error& error) {
     return fail(ErrorCode::kIo, fmt::format("event loop of the store proxy: {}", error.what()));

@@ -5,7 +5,6 @@
 // that breaks the protocol is closed and logged; the coordinator's "no" comes out of receive().
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -21,16 +20,6 @@
 
 namespace muster::net {
 
-struct StoreProxyOptions {
-  RequestForwarderOptions requests;
-  std::size_t max_connections = 65536;
-  /// Unfinished requests, unread answers and what the coordinator has not taken, of all workers, those that
-  /// have gone among them; the worker that goes beyond is closed.
-  std::size_t max_buffered_bytes = std::size_t{4} << 30;
-  std::chrono::milliseconds legacy_quiet_time{50};  ///< see ServerOptions
-  bool own_user_only = false;  ///< workers run as this process's user; others but root are closed
-};
-
 class StoreProxy {
  public:
   /// The control connection, as the proxy uses it.
@@ -39,11 +28,11 @@ class StoreProxy {
     std::function<std::size_t()> unsent_bytes;
   };
 
-  /// Listens before it returns; workers are accepted, and answered once the store is there.
+  /// Listens before it returns; workers are accepted, and answered once the store is there. `own_user_only`:
+  /// workers run as this process's user; others but root are closed.
   [[nodiscard]] static Result<std::unique_ptr<StoreProxy>> listen(boost::asio::io_context& loop,
                                                                   std::int64_t generation, Uplink uplink,
-                                                                  const StoreProxyOptions& options,
-                                                                  const Log& log);
+                                                                  bool own_user_only, const Log& log);
   /// Closes every connection. Does not block; the loop drains by itself.
   virtual ~StoreProxy() = default;
 

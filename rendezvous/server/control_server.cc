@@ -9,6 +9,7 @@
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <boost/asio/io_context.hpp>
@@ -49,9 +50,9 @@ Rejection kind_of(Refused::Reason reason) {
   return reason == Refused::Reason::kLimit ? Rejection::kLimit : Rejection::kProtocol;
 }
 
-// One agent's connection: its decoder, handshake and the bytes on their way out, under TLS where the
-// coordinator has it. Non-blocking; knows no event loop: the server says when to read and write.
-class ControlPeer {
+// One agent's connection: its socket, decoder, handshake and the bytes on their way out, under TLS where the
+// coordinator has it. Non-blocking: the server says when to read and write.
+class AgentConnection {
  public:
   enum class Stage {
     kPreamble,
@@ -62,8 +63,9 @@ class ControlPeer {
   };
 
   /// `tls`: it has to speak TLS.
-  ControlPeer(int fd, std::string name, const std::optional<tls::Context>& tls)
-      : fd_(fd),
+  AgentConnection(boost::asio::io_context& loop, UniqueFd fd, std::string name,
+                  const std::optional<tls::Context>& tls)
+      : descriptor(loop, fd.release()),
         name_(std::move(name)),
         decoder_(control::kMaxHandshakeFrameBytes),
         handshake_(auth::random_nonce()) {
@@ -79,77 +81,63 @@ class ControlPeer {
     return std::string_view(plain);
   }
 
-  /// What the peer's messages before kOpen led to.
-  struct Step {
-    std::optional<control::Message> message;  ///< for Jobs, while kOpen
-    std::optional<Refused> refused;           ///< tell it and close
-    std::string error;                        ///< not empty: it broke the protocol, close
-    bool need_more = false;                   ///< all input is used
-    bool opened = false;                      ///< it has proven what it has to
-  };
+  /// What next() finds: a message for Jobs, while kOpen, or what the peer's messages before that led to.
+  struct NeedMore {};  ///< all input is used
+  struct Answered {};
+  struct Opened {};  ///< it has proven what it has to
+  using Step = std::variant<NeedMore, Answered, Opened, control::Message, Refused>;
   [[nodiscard]] Step next(std::string_view& input, const ControlServerOptions& options) {
-    Step out;
     control::Message message;
     switch (decoder_.next(input, message)) {
       case control::Decoder::Step::kNeedMore:
-        out.need_more = true;
-        return out;
+        return NeedMore{};
       case control::Decoder::Step::kError:
-        out.error = decoder_.error();
-        return out;
+        return Refused{Refused::Reason::kProtocol, decoder_.error()};
       case control::Decoder::Step::kPreamble: {
         const control::Preamble& theirs = decoder_.preamble();
         const std::uint8_t version = control::choose_version(theirs);
         const control::Preamble mine{version, version};
         send(mine);
         handshake_.preamble(theirs, mine, tls_ ? tls_->channel_binding() : std::string());
-        if (version == 0)
-          out.refused = Refused{Refused::Reason::kVersion,
-                                fmt::format("the agent speaks versions {} to {} of the control protocol, the "
-                                            "coordinator {}; use the same release on all nodes",
-                                            theirs.lowest, theirs.highest, control::kProtocolVersion)};
         stage = Stage::kStart;
-        return out;
+        if (version != 0) return Answered{};
+        return Refused{Refused::Reason::kVersion,
+                       fmt::format("the agent speaks versions {} to {} of the control protocol, the "
+                                   "coordinator {}; use the same release on all nodes",
+                                   theirs.lowest, theirs.highest, control::kProtocolVersion)};
       }
       case control::Decoder::Step::kMessage:
         break;
     }
 
-    if (const auto* clock = std::get_if<control::Clock>(&message);
-        clock != nullptr && stage == Stage::kOpen) {
-      const std::int64_t received = wall_nanoseconds();
-      send(control::Message(control::Clock{clock->asked, received, wall_nanoseconds()}));
-      return out;
-    }
-    if (stage == Stage::kOpen && job_.empty() && !std::holds_alternative<control::Query>(message)) {
-      out.refused = Refused{Refused::Reason::kSettings, control::defect_of_job(job_)};
-      return out;
-    }
     if (stage == Stage::kOpen) {
-      out.message = std::move(message);
-      return out;
+      if (const auto* clock = std::get_if<control::Clock>(&message)) {
+        const std::int64_t received = wall_nanoseconds();
+        send(control::Clock{clock->asked, received, wall_nanoseconds()});
+        return Answered{};
+      }
+      if (job_.empty() && !std::holds_alternative<control::Query>(message))
+        return Refused{Refused::Reason::kSettings, control::defect_of_job(job_)};
+      return Step(std::move(message));
     }
     if (const auto* start = std::get_if<control::Start>(&message); start != nullptr && stage == Stage::kStart)
       return take_start(*start, options);
     if (const auto* proof = std::get_if<control::Proof>(&message);
         proof != nullptr && stage == Stage::kProof) {
       const auto mac = handshake_.proof(*proof);
-      if (!mac) {
-        out.refused = Refused{Refused::Reason::kAuthentication, mac.error().message};
-        if (own_secret_) out.refused->text += fmt::format(" (job {} has one of its own)", job_);
-        return out;
-      }
+      if (!mac)
+        return Refused{
+            Refused::Reason::kAuthentication,
+            mac.error().message + (own_secret_ ? fmt::format(" (job {} has one of its own)", job_) : "")};
       const Millis reconnect = options.state ? options.restart_grace : Millis(0);
-      send(control::Message(
-          control::Welcome{*mac, static_cast<std::uint32_t>(options.heartbeat_interval.count()),
-                           options.software, static_cast<std::uint32_t>(reconnect.count())}));
+      send(control::Welcome{*mac, static_cast<std::uint32_t>(options.heartbeat_interval.count()),
+                            options.software, static_cast<std::uint32_t>(reconnect.count())});
       decoder_.set_max_frame_bytes(control::kMaxFrameBytes);
       stage = Stage::kOpen;
-      out.opened = true;
-      return out;
+      return Opened{};
     }
-    out.error = fmt::format("{} where it is not expected", control::name_of(message));
-    return out;
+    return Refused{Refused::Reason::kProtocol,
+                   fmt::format("{} where it is not expected", control::name_of(message))};
   }
 
   /// What it sends belongs to a TLS handshake, which is for another thread: lent until take_back().
@@ -168,43 +156,59 @@ class ControlPeer {
   [[nodiscard]] bool tls_is_lent() const { return lent_; }
   [[nodiscard]] int num_lent() const { return num_lent_; }
 
-  void send(std::string_view bytes) {
+  void send_bytes(std::string_view bytes) {
     if (lent_) return;  // nobody is known yet who could be told
     if (!tls_)
       out_ += bytes;
     else
       (void)tls_->send(bytes, out_);  // where TLS has failed nothing is sent, and the next decrypt() says why
   }
-  void send(const control::Preamble& preamble) { send_encoded(preamble); }
-  void send(const control::Message& message) { send_encoded(message); }
-  /// Sends what the socket takes. Empty, or why it is broken.
-  [[nodiscard]] std::string flush() {
+  /// A message, or the preamble.
+  template <class T>
+  void send(const T& what) {
+    std::string bytes;
+    control::encode(what, bytes);
+    send_bytes(bytes);
+  }
+  /// Sends what the socket takes. 0, or the number of the error by which it is broken.
+  [[nodiscard]] int flush() {
     while (sent_ < out_.size()) {
-      const ssize_t n = retry_eintr(
-          [&] { return ::send(fd_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT); });
+      const ssize_t n = retry_eintr([&] {
+        return ::send(fd(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL | MSG_DONTWAIT);
+      });
       if (n > 0) {
         sent_ += static_cast<std::size_t>(n);
         continue;
       }
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return {};
-      send_error_ = errno;
-      return errno_error("send", send_error_).message;
+      return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : errno;
     }
     constexpr std::size_t kKeptBytes = 32768;
     if (out_.capacity() > kKeptBytes) out_ = std::string();
     out_.clear();
     sent_ = 0;
-    return {};
+    return 0;
   }
-  /// Of the send() that flush() told of.
-  [[nodiscard]] int send_error() const { return send_error_; }
   [[nodiscard]] bool blocked() const { return sent_ < out_.size(); }
   [[nodiscard]] std::size_t unsent_bytes() const { return out_.size() - sent_; }
   /// What is kept for the peer until it sends or reads more.
-  [[nodiscard]] std::size_t buffered_bytes() const { return out_.size() + decoder_.num_pending_bytes(); }
+  [[nodiscard]] std::size_t buffered_bytes() const {
+    return out_.size() + decoder_.num_pending_bytes() + unread.size();
+  }
 
+  Descriptor descriptor;
+  ConnectionId id = 0;  ///< by which AgentTable knows it
   Stage stage = Stage::kPreamble;
   bool waits_writable = false;
+  std::optional<Instant> deadline;
+  std::size_t counted_bytes = 0;  ///< of buffered_bytes(), as AgentTable knows it
+  std::string unread;             ///< decrypted bytes that were left alone while nothing can be recorded
+  bool paused = false;            ///< no more is read until then
+  /// Parts of reports on their way to it: in the socket's time, so that however many there are it is not
+  /// taken for one that does not read.
+  std::deque<std::string> reports;
+  std::size_t report_bytes = 0;
+
+  [[nodiscard]] int fd() { return descriptor.native_handle(); }
 
   [[nodiscard]] const std::string& name() const { return name_; }
   /// Its address without the port.
@@ -222,43 +226,31 @@ class ControlPeer {
   }
 
  private:
-  template <class T>
-  void send_encoded(const T& what) {
-    std::string bytes;
-    control::encode(what, bytes);
-    send(bytes);
-  }
   // It names its job in the clear, and proves that it knows the secret of that job: the proof covers the
   // name.
   [[nodiscard]] Step take_start(const control::Start& start, const ControlServerOptions& options) {
-    Step out;
     host_ = printable(start.host, 64);
-    if (std::string text = control::defect_of_job(start.job); !text.empty() && !start.job.empty()) {
-      out.refused = Refused{Refused::Reason::kSettings, std::move(text)};
-      return out;
-    }
+    if (std::string text = control::defect_of_job(start.job); !text.empty() && !start.job.empty())
+      return Refused{Refused::Reason::kSettings, std::move(text)};
     std::optional<auth::Secret> secret = options.secret;
     if (options.job_secrets) {
       const auth::Secret* own = options.job_secrets->find(start.job);
       own_secret_ = own != nullptr;
       if (own_secret_) secret = *own;
-      if (!secret && !(options.tls && options.tls->asks_for_certificate())) {
-        out.refused = Refused{
-            Refused::Reason::kAuthentication,
-            start.job.empty() ? "each job has a secret of its own here: name the job"
-                              : fmt::format("job {} has no secret here, as every job needs one (musterd "
-                                            "--job-secret, --secrets-dir, or --secret-file for all others)",
-                                            start.job)};
-        return out;
-      }
+      if (!secret && !(options.tls && options.tls->asks_for_certificate()))
+        return Refused{Refused::Reason::kAuthentication,
+                       start.job.empty()
+                           ? "each job has a secret of its own here: name the job"
+                           : fmt::format("job {} has no secret here, as every job needs one (musterd "
+                                         "--job-secret, --secrets-dir, or --secret-file for all others)",
+                                         start.job)};
     }
     job_ = start.job;
-    send(control::Message(handshake_.start(start, std::move(secret))));
+    send(handshake_.start(start, std::move(secret)));
     stage = Stage::kProof;
-    return out;
+    return Answered{};
   }
 
-  int fd_;  // the server's
   std::string name_;
   std::shared_ptr<tls::Stream> tls_;  // nullptr: it speaks none
   int num_lent_ = 0;
@@ -269,28 +261,10 @@ class ControlPeer {
   bool own_secret_ = false;  // the job's, not the one of all jobs
   std::string host_;
   std::string out_;
-  int send_error_ = 0;
   std::size_t sent_ = 0;
 };
 
-struct AgentConnection {
-  AgentConnection(boost::asio::io_context& loop, UniqueFd from, std::string name,
-                  const std::optional<tls::Context>& tls)
-      : descriptor(loop, from.release()), peer(descriptor.native_handle(), std::move(name), tls) {}
-
-  boost::asio::posix::stream_descriptor descriptor;
-  ControlPeer peer;
-  std::optional<Instant> deadline;
-  std::size_t buffered_bytes = 0;  ///< as counted last
-  std::string unread;              ///< decrypted bytes that were left alone while nothing can be recorded
-  bool paused = false;             ///< no more is read until then
-  /// Parts of reports on their way to it: in the socket's time, so that however many there are it is not
-  /// taken for one that does not read.
-  std::deque<std::string> reports;
-  std::size_t report_bytes = 0;
-};
-
-using Stage = ControlPeer::Stage;
+using Stage = AgentConnection::Stage;
 
 // The connections of a coordinator by ConnectionId, with their deadlines and with what they buffer.
 class AgentTable {
@@ -298,6 +272,7 @@ class AgentTable {
   using Map = std::unordered_map<ConnectionId, std::shared_ptr<AgentConnection>>;
 
   ConnectionId add(std::shared_ptr<AgentConnection> connection) {
+    connection->id = next_id_;
     agents_.emplace(next_id_, std::move(connection));
     return next_id_++;
   }
@@ -308,31 +283,26 @@ class AgentTable {
   }
   void remove(ConnectionId id) {
     const auto found = agents_.find(id);
-    set_deadline(id, *found->second, std::nullopt);
-    buffered_bytes_ -= found->second->buffered_bytes;
+    set_deadline(*found->second, std::nullopt);
+    buffered_bytes_ -= found->second->counted_bytes;
     report_bytes_ -= found->second->report_bytes;
     agents_.erase(found);
   }
-  void clear() {
-    agents_.clear();
-    deadlines_.clear();
-  }
   [[nodiscard]] const Map& all() const { return agents_; }
 
-  void set_deadline(ConnectionId id, AgentConnection& connection, std::optional<Instant> deadline) {
-    if (connection.deadline) deadlines_.erase({*connection.deadline, id});
+  void set_deadline(AgentConnection& connection, std::optional<Instant> deadline) {
+    if (connection.deadline) deadlines_.erase({*connection.deadline, connection.id});
     connection.deadline = deadline;
-    if (deadline) deadlines_.emplace(*deadline, id);
+    if (deadline) deadlines_.emplace(*deadline, connection.id);
   }
   /// Earliest first: of those that have something to prove or are being closed.
   [[nodiscard]] const std::set<std::pair<Instant, ConnectionId>>& deadlines() const { return deadlines_; }
 
   /// Counts what this agent buffers now; true if that became more.
   bool count_buffered(AgentConnection& connection) {
-    const std::size_t before =
-        std::exchange(connection.buffered_bytes, connection.peer.buffered_bytes() + connection.unread.size());
-    buffered_bytes_ += connection.buffered_bytes - before;  // modulo 2^64: it may be less
-    return connection.buffered_bytes > before;
+    const std::size_t before = std::exchange(connection.counted_bytes, connection.buffered_bytes());
+    buffered_bytes_ += connection.counted_bytes - before;  // modulo 2^64: it may be less
+    return connection.counted_bytes > before;
   }
   /// Of all agents.
   [[nodiscard]] std::size_t buffered_bytes() const { return buffered_bytes_; }
@@ -396,29 +366,26 @@ class AgentServer final : public ControlServer, public StateKeeper {
     if (stopped_) return;
     compensate_pause();
     ++stats_.num_accepted;
-    if (!make_room(name)) {
-      ++stats_.num_refused;
-      return;
-    }
+    if (!make_room(name)) return;
     // Who does not speak TLS is told so in plain text.
     const bool is_tls = !first_bytes.empty() && first_bytes[0] == tls::kFirstByte;
     auto connection = std::make_shared<AgentConnection>(loop_, std::move(fd), std::move(name),
                                                         is_tls ? options_.tls : std::nullopt);
-    bound_kernel_queue(connection->descriptor.native_handle());
+    bound_kernel_queue(connection->fd());
     const ConnectionId id = agents_.add(connection);
-    agents_.set_deadline(id, *connection, SteadyClock::now() + options_.handshake_timeout);
+    agents_.set_deadline(*connection, SteadyClock::now() + options_.handshake_timeout);
     if (options_.tls && !is_tls)
       refuse_plain(
-          id, *connection,
+          *connection,
           "this coordinator speaks TLS and the agent does not; give the agent a certificate to trust "
           "(--tls-ca)");
-    else if (options_.this_host_only && !peer_is_on_this_host(connection->descriptor.native_handle()))
+    else if (options_.this_host_only && !peer_is_on_this_host(connection->fd()))
       refuse_plain(
-          id, *connection,
+          *connection,
           "this musterd serves its own host alone, since it has neither a secret nor TLS; start it with "
           "MUSTER_SECRET or --secret-file, and the agents with the same secret, or with --unprotected");
     else
-      on_bytes(id, *connection, first_bytes);
+      on_bytes(*connection, first_bytes);
     finish_turn();
     read_on(id);
   }
@@ -433,19 +400,19 @@ class AgentServer final : public ControlServer, public StateKeeper {
     if (std::exchange(stopped_, true)) return;
     const control::Message stopping = Refused{Refused::Reason::kStopping, "the coordinator is stopping"};
     for (const auto& [id, connection] : agents_.all()) {
-      if (connection->peer.stage != Stage::kOpen) continue;
-      connection->peer.send(stopping);
-      (void)connection->peer.flush();
+      if (connection->stage != Stage::kOpen) continue;
+      connection->send(stopping);
+      (void)connection->flush();
     }
     if (options_.state) options_.state->detach(*this);
-    agents_.clear();
+    agents_ = {};
     timer_.cancel();
     rejections_.stop();
   }
 
   void evict_node(std::string_view job, const membership::NodeId& node, const std::string& why) override {
     if (stalled()) return evictions_.emplace_back(job, node, why), void();
-    jobs_.evict_node(job, node, why, now(), effects_);
+    jobs_.evict_node(job, node, why, now());
     finish_turn();
   }
 
@@ -476,13 +443,13 @@ class AgentServer final : public ControlServer, public StateKeeper {
     heartbeat_at_ = Instant::max();
     compensate_pause();  // it may have taken long to write
     for (const auto& [job, node, why] : std::exchange(evictions_, {}))
-      jobs_.evict_node(job, node, why, now(), effects_);
+      jobs_.evict_node(job, node, why, now());
     finish_turn();
     for (const ConnectionId id : std::exchange(paused_, {})) {
       const auto connection = agents_.find(id);
       if (!connection) continue;
       connection->paused = false;
-      take_unread(id, *connection);
+      take_unread(*connection);
       read_on(id);
     }
     finish_turn();
@@ -501,7 +468,7 @@ class AgentServer final : public ControlServer, public StateKeeper {
 
   void recover(StateLog& state) {
     for (const auto& [name, record] : std::exchange(state.recovered().jobs, {}))
-      jobs_.restore(name, record, now(), options_.restart_grace, effects_);
+      jobs_.restore(name, record, now(), options_.restart_grace);
     jobs_.record_to(state.sink());
     if (state.keeps_hosted()) {
       stores_.record_to(state.sink());
@@ -528,7 +495,7 @@ class AgentServer final : public ControlServer, public StateKeeper {
       rejections_.write(
           Rejection::kLimit,
           fmt::format("closed {}: the oldest of {} that have proven nothing yet, the limit{}",
-                      agents_.find(oldest)->peer.name(), unproven.size(), full ? " (--max-agents)" : ""));
+                      agents_.find(oldest)->name(), unproven.size(), full ? " (--max-agents)" : ""));
       drop(oldest, "it took too long");
     } else if (full) {
       rejections_.write(Rejection::kLimit,
@@ -541,20 +508,17 @@ class AgentServer final : public ControlServer, public StateKeeper {
 
   // Input.
 
-  void wait_readable(ConnectionId id, AgentConnection& connection) {
-    connection.descriptor.async_wait(Descriptor::wait_read, lifetime_.guard([this, id](const auto& error) {
-      if (!error && !stopped_) on_readable(id);
-    }));
-  }
-
   // Unless it is gone, left alone until on_resume(), or in a TLS handshake.
   void read_on(ConnectionId id) {
     const auto connection = agents_.find(id);
-    if (connection && !connection->paused && !connection->peer.tls_is_lent()) wait_readable(id, *connection);
+    if (!connection || connection->paused || connection->tls_is_lent()) return;
+    lifetime_.when_readable(connection->descriptor, [this, id] {
+      if (!stopped_) on_readable(id);
+    });
   }
 
-  void pause_reading(ConnectionId id, AgentConnection& connection) {
-    if (!std::exchange(connection.paused, true)) paused_.push_back(id);
+  void pause_reading(AgentConnection& connection) {
+    if (!std::exchange(connection.paused, true)) paused_.push_back(connection.id);
   }
 
   // A timer that is due: where this process did not run, heartbeats wait in their sockets.
@@ -571,8 +535,8 @@ class AgentServer final : public ControlServer, public StateKeeper {
     for (const ConnectionId id : jobs_.overdue(now())) {
       const auto connection = agents_.find(id);
       char byte = 0;
-      if (connection && ::recv(connection->descriptor.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
-        jobs_.heard(id, now(), effects_);
+      if (connection && ::recv(connection->fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+        jobs_.heard(id, now());
     }
   }
 
@@ -580,13 +544,12 @@ class AgentServer final : public ControlServer, public StateKeeper {
     compensate_pause();
     const auto connection = agents_.find(id);  // survives its own removal
     if (!connection) return;
-    if (stalled() && (jobs_.has_joined(id) || !connection->unread.empty()))
-      return pause_reading(id, *connection);
-    const std::size_t size = connection->peer.is_in_tls_handshake() ? kHandshakeReadBytes : scratch_.size();
-    const ssize_t n = retry_eintr(
-        [&] { return ::recv(connection->descriptor.native_handle(), scratch_.data(), size, MSG_DONTWAIT); });
+    if (stalled() && (jobs_.has_joined(id) || !connection->unread.empty())) return pause_reading(*connection);
+    const std::size_t size = connection->is_in_tls_handshake() ? kHandshakeReadBytes : scratch_.size();
+    const ssize_t n =
+        retry_eintr([&] { return ::recv(connection->fd(), scratch_.data(), size, MSG_DONTWAIT); });
     if (n > 0) {
-      on_bytes(id, *connection, std::string_view(scratch_.data(), static_cast<std::size_t>(n)));
+      on_bytes(*connection, std::string_view(scratch_.data(), static_cast<std::size_t>(n)));
     } else if (n == 0) {
       drop(id, "it closed the connection");
     } else if (const int error = errno; error != EAGAIN && error != EWOULDBLOCK) {
@@ -597,28 +560,27 @@ class AgentServer final : public ControlServer, public StateKeeper {
     read_on(id);
   }
 
-  void on_bytes(ConnectionId id, AgentConnection& connection, std::string_view received) {
-    if (connection.peer.stage == Stage::kClosing) return;
+  void on_bytes(AgentConnection& connection, std::string_view received) {
+    if (connection.stage == Stage::kClosing) return;
     // Over a slow line its heartbeats may be half a megabyte of the workers' store behind.
-    if (connection.peer.stage == Stage::kOpen) jobs_.heard(id, now(), effects_);
-    if (connection.peer.is_in_tls_handshake()) return handshake_tls(id, connection, std::string(received));
+    if (connection.stage == Stage::kOpen) jobs_.heard(connection.id, now());
+    if (connection.is_in_tls_handshake()) return handshake_tls(connection, std::string(received));
     std::string plain;
-    const auto decrypted = connection.peer.decrypt(received, plain);
-    if (!decrypted)
-      return refuse(id, connection, {Refused::Reason::kAuthentication, decrypted.error().message});
-    take(id, connection, *decrypted);
+    const auto decrypted = connection.decrypt(received, plain);
+    if (!decrypted) return refuse(connection, {Refused::Reason::kAuthentication, decrypted.error().message});
+    take(connection, *decrypted);
   }
 
   // A signature takes up to a millisecond: it is made on a thread of its own, so that unknown peers, or
   // agents that come back by the thousand, keep nobody's heartbeat waiting. Until it is done the connection
   // is not read.
-  void handshake_tls(ConnectionId id, AgentConnection& connection, std::string received) {
+  void handshake_tls(AgentConnection& connection, std::string received) {
     struct Handshake {
       Result<void> result;
       std::string plain, out;
     };
     tls_handshakes_.run(
-        [peer = std::weak_ptr(connection.peer.lend_tls()), bytes = std::move(received),
+        [peer = std::weak_ptr(connection.lend_tls()), bytes = std::move(received),
          hook = options_.before_tls_handshake] {
           Handshake out;
           if (const auto stream = peer.lock()) {
@@ -627,69 +589,66 @@ class AgentServer final : public ControlServer, public StateKeeper {
           }
           return out;
         },
-        lifetime_.guard([this, id](const Handshake& done) {
+        lifetime_.guard([this, id = connection.id](const Handshake& done) {
           const auto found = agents_.find(id);
           if (stopped_ || !found) return;
-          found->peer.take_back_tls(done.out);
+          found->take_back_tls(done.out);
           // Its time begins when it has been served first: others may have been before it.
-          if (found->peer.num_lent() == 1)
-            agents_.set_deadline(id, *found, SteadyClock::now() + options_.handshake_timeout);
+          if (found->num_lent() == 1)
+            agents_.set_deadline(*found, SteadyClock::now() + options_.handshake_timeout);
           if (done.result)
-            take(id, *found, done.plain);
+            take(*found, done.plain);
           else
-            refuse(id, *found, {Refused::Reason::kAuthentication, done.result.error().message});
+            refuse(*found, {Refused::Reason::kAuthentication, done.result.error().message});
           finish_turn();
           read_on(id);
         }));
   }
 
-  void take(ConnectionId id, AgentConnection& connection, std::string_view bytes) {
-    ControlPeer& peer = connection.peer;
+  void take(AgentConnection& connection, std::string_view bytes) {
     bool asked = false;
-    while (peer.stage != Stage::kClosing) {
-      ControlPeer::Step step = peer.next(bytes, options_);
-      if (step.need_more) break;
-      if (step.message) {
-        ++stats_.num_messages;
-        if (const auto* question = std::get_if<control::Query>(&*step.message)) {
-          if (std::exchange(asked, true) || peer.blocked())
-            return refuse(id, connection,
-                          {Refused::Reason::kProtocol, "a question before the answer to another"});
-          answer(*question, connection);
-          continue;
-        }
-        if (stalled()) return leave(id, connection, *step.message, bytes);
-        step.error = receive(id, *step.message);
+    while (connection.stage != Stage::kClosing) {
+      AgentConnection::Step step = connection.next(bytes, options_);
+      if (std::holds_alternative<AgentConnection::NeedMore>(step)) break;
+      if (auto* refused = std::get_if<Refused>(&step)) return refuse(connection, std::move(*refused));
+      if (std::holds_alternative<AgentConnection::Opened>(step)) {
+        agents_.set_deadline(connection, std::nullopt);
+        jobs_.connected(connection.id, connection.job(), connection.address());
       }
-      if (!step.error.empty()) return refuse(id, connection, {Refused::Reason::kProtocol, step.error});
-      if (step.refused) return refuse(id, connection, *std::move(step.refused));
-      if (!step.opened) continue;
-      agents_.set_deadline(id, connection, std::nullopt);
-      jobs_.connected(id, peer.job(), peer.address());
+      const auto* message = std::get_if<control::Message>(&step);
+      if (message == nullptr) continue;
+      ++stats_.num_messages;
+      if (const auto* question = std::get_if<control::Query>(message)) {
+        if (std::exchange(asked, true) || connection.blocked())
+          return refuse(connection, {Refused::Reason::kProtocol, "a question before the answer to another"});
+        answer(*question, connection);
+        continue;
+      }
+      if (stalled()) return postpone(connection, *message, bytes);
+      if (std::string error = receive(connection.id, *message); !error.empty())
+        return refuse(connection, {Refused::Reason::kProtocol, std::move(error)});
     }
-    flush(id, connection);
+    flush(connection);
   }
 
   // While nothing can be recorded: an agent that comes new is refused where that may last; all else waits,
   // with what comes after it from the same agent.
-  void leave(ConnectionId id, AgentConnection& connection, const control::Message& message,
-             std::string_view bytes) {
+  void postpone(AgentConnection& connection, const control::Message& message, std::string_view bytes) {
     const auto* join = std::get_if<control::Join>(&message);
     if (join != nullptr && !join->resume && !options_.state->problem().empty())
-      return refuse(id, connection,
-                    {Refused::Reason::kBusy,
-                     "this coordinator takes no new agents for now, " + options_.state->problem()});
+      return refuse(connection, {Refused::Reason::kBusy, "this coordinator takes no new agents for now, " +
+                                                             options_.state->problem()});
     connection.unread.clear();
     control::encode(message, connection.unread);
     connection.unread += bytes;
-    pause_reading(id, connection);
-    flush(id, connection);
+    pause_reading(connection);
+    flush(connection);
   }
 
-  void take_unread(ConnectionId id, AgentConnection& connection) {
-    if (connection.unread.empty() || connection.peer.stage == Stage::kClosing) return;
+  void take_unread(AgentConnection& connection) {
+    if (connection.unread.empty() || connection.stage == Stage::kClosing) return;
     const std::string bytes = std::exchange(connection.unread, {});
-    take(id, connection, bytes);
+    take(connection, bytes);
   }
 
   // Empty, or how it breaks the protocol.
@@ -699,9 +658,9 @@ class AgentServer final : public ControlServer, public StateKeeper {
       // The jobs' clock left some time out, perhaps since the agent began: by that it is at least so old.
       control::Join told = *join;
       told.age = EndedJobs::bounded(told.age) - std::chrono::ceil<Millis>(clock_.skipped());
-      jobs_.receive(id, told, now(), effects_);
+      jobs_.receive(id, told, now());
     } else if (!control::is_about_store(message)) {
-      jobs_.receive(id, message, now(), effects_);
+      jobs_.receive(id, message, now());
     } else if (error = stores_.receive(
                    id,
                    std::holds_alternative<control::StoreAttach>(message) ? jobs_.member(id) : std::nullopt,
@@ -709,7 +668,7 @@ class AgentServer final : public ControlServer, public StateKeeper {
                error.empty()) {
       const auto lost = stores_.take_lost();
       if (!lost) return error;
-      jobs_.store_lost(*lost, now(), effects_);
+      jobs_.store_lost(*lost, now());
     }
     apply();
     return error;
@@ -719,16 +678,15 @@ class AgentServer final : public ControlServer, public StateKeeper {
   // where there is none, sees those that have no secret of their own. Changes that are not
   // on the disk yet may show: nothing follows from an answer.
   void answer(const control::Query& question, AgentConnection& connection) const {
-    ControlPeer& peer = connection.peer;
     const auto may_see = [&](std::string_view job) {
-      if (peer.proved_own_secret()) return job == peer.job();
+      if (connection.proved_own_secret()) return job == connection.job();
       return !options_.job_secrets || options_.job_secrets->find(job) == nullptr;
     };
     control::QueryEnd over;
     over.software = options_.software;
     if (options_.state) over.problem = options_.state->problem();
-    for (const control::Message& each : jobs_.answer(question, may_see, now(), over)) peer.send(each);
-    peer.send(control::Message(std::move(over)));
+    for (const control::Message& each : jobs_.answer(question, may_see, now(), over)) connection.send(each);
+    connection.send(over);
   }
 
   // Time.
@@ -740,10 +698,9 @@ class AgentServer final : public ControlServer, public StateKeeper {
     armed_ = next;
     timer_.cancel();
     if (next == Instant::max()) return;
-    timer_.expires_at(next);
-    timer_.async_wait(lifetime_.guard([this](const boost::system::error_code& error) {
-      if (!error && !stopped_) on_timer();
-    }));
+    lifetime_.call_at(timer_, next, [this] {
+      if (!stopped_) on_timer();
+    });
   }
 
   void on_timer() {
@@ -753,13 +710,13 @@ class AgentServer final : public ControlServer, public StateKeeper {
     while (!agents_.deadlines().empty() && agents_.deadlines().begin()->first <= real) {
       const ConnectionId id = agents_.deadlines().begin()->second;
       const auto connection = agents_.find(id);
-      if (connection->peer.tls_is_lent()) {
-        agents_.set_deadline(id, *connection, real + kHandshakeCheck);
+      if (connection->tls_is_lent()) {
+        agents_.set_deadline(*connection, real + kHandshakeCheck);
         continue;
       }
-      if (connection->peer.stage != Stage::kClosing)
+      if (connection->stage != Stage::kClosing)
         rejections_.write(Rejection::kAuthentication,
-                          fmt::format("closed {}: it proved nothing within {} ms", connection->peer.name(),
+                          fmt::format("closed {}: it proved nothing within {} ms", connection->name(),
                                       options_.handshake_timeout.count()));
       drop(id, "it took too long");
     }
@@ -767,81 +724,74 @@ class AgentServer final : public ControlServer, public StateKeeper {
       heartbeat_at_ = real + std::min(kStallHeartbeat, options_.heartbeat_interval);
       send_stall_heartbeats();
     }
-    if (!stalled()) jobs_.advance(now(), effects_);
+    if (!stalled()) jobs_.advance(now());
     finish_turn();
   }
 
   // The agents' own heartbeats wait in their sockets. One that does not read needs no other.
   void send_stall_heartbeats() {
-    std::vector<std::pair<ConnectionId, std::shared_ptr<AgentConnection>>> open;
+    std::vector<std::shared_ptr<AgentConnection>> open;
     for (const auto& [id, connection] : agents_.all())
-      if (connection->peer.stage == Stage::kOpen && !connection->peer.blocked())
-        open.emplace_back(id, connection);
-    for (const auto& [id, connection] : open) {
-      connection->peer.send(control::Message(control::Heartbeat{}));
-      flush(id, *connection);
+      if (connection->stage == Stage::kOpen && !connection->blocked()) open.push_back(connection);
+    for (const auto& connection : open) {
+      connection->send(control::Heartbeat{});
+      flush(*connection);
       // It came when nobody knew that this would last.
-      if (!connection->unread.empty() && !options_.state->problem().empty()) take_unread(id, *connection);
+      if (!connection->unread.empty() && !options_.state->problem().empty()) take_unread(*connection);
     }
   }
 
   // Output.
 
   // Before anything it has said is looked at.
-  void refuse_plain(ConnectionId id, AgentConnection& connection, std::string why) {
-    connection.peer.send(control::Preamble{});
-    refuse(id, connection, {Refused::Reason::kAuthentication, std::move(why)});
+  void refuse_plain(AgentConnection& connection, std::string why) {
+    connection.send(control::Preamble{});
+    refuse(connection, {Refused::Reason::kAuthentication, std::move(why)});
   }
 
-  void refuse(ConnectionId id, AgentConnection& connection, Refused refused) {
-    rejections_.write(kind_of(refused.reason),
-                      fmt::format("closed {}: {}", connection.peer.name(), refused.text));
-    if (connection.peer.stage != Stage::kOpen) {
-      ++stats_.num_refused;
+  void refuse(AgentConnection& connection, Refused refused) {
+    rejections_.write(kind_of(refused.reason), fmt::format("closed {}: {}", connection.name(), refused.text));
+    if (connection.stage != Stage::kOpen) {
       const bool proof = kind_of(refused.reason) == Rejection::kAuthentication;
-      note_failure(connection.peer, proof ? "authentication" : "handshake", refused.text);
+      note_failure(connection, proof ? "authentication" : "handshake", refused.text);
     } else {
-      jobs_.disconnected(id, refused.text, now(), effects_);
+      jobs_.disconnected(connection.id, refused.text, now());
     }
-    connection.peer.send(control::Message(std::move(refused)));
-    linger(id, connection);
+    connection.send(refused);
+    linger(connection);
     apply();
   }
 
   // For those who wait for this job's nodes. By its address: whoever has proven nothing chooses no text that
   // they read.
-  void note_failure(const ControlPeer& peer, std::string phase, std::string text) {
+  void note_failure(const AgentConnection& peer, std::string phase, std::string text) {
     if (peer.job().empty() || stalled()) return;
-    jobs_.note_join_failure(peer.job(), {peer.address(), std::move(phase), std::move(text), {}, true}, now(),
-                            effects_);
+    jobs_.note_join_failure(peer.job(), {peer.address(), std::move(phase), std::move(text), {}, true}, now());
   }
 
   // The rest of the output goes out, then the peer closes, or we do when it has had its time.
-  void linger(ConnectionId id, AgentConnection& connection) {
-    connection.peer.stage = Stage::kClosing;
+  void linger(AgentConnection& connection) {
+    connection.stage = Stage::kClosing;
     connection.unread.clear();
-    agents_.set_deadline(id, connection, SteadyClock::now() + kLingerTime);
-    flush(id, connection);
+    agents_.set_deadline(connection, SteadyClock::now() + kLingerTime);
+    flush(connection);
   }
 
   // To an agent that has proven what it has to, and is still here.
   void send(ConnectionId id, const control::Message& message) {
     const auto connection = agents_.find(id);
-    if (!connection || connection->peer.stage != Stage::kOpen) return;
-    connection->peer.send(message);
-    flush(id, *connection);
-  }
-
-  // Heartbeats are answered at once, whatever is held back.
-  void answer_heartbeats() {
-    for (const ConnectionId id : std::exchange(effects_.heartbeats, {})) send(id, control::Heartbeat{});
+    if (!connection || connection->stage != Stage::kOpen) return;
+    connection->send(message);
+    flush(*connection);
   }
 
   void apply() {
-    answer_heartbeats();
+    // Heartbeats are answered at once, whatever is held back.
+    for (const ConnectionId id : std::exchange(jobs_.effects().heartbeats, {}))
+      send(id, control::Heartbeat{});
     // Deliveries can break connections, which gives further effects.
-    while (!held() && !effects_.empty()) {
-      const JobsEffects effects = std::exchange(effects_, {});
+    while (!held() && !jobs_.effects().empty()) {
+      const JobsEffects effects = std::exchange(jobs_.effects(), {});
       for (const std::string& line : effects.log) log_.info(line);
       for (const std::string& job : effects.over) stores_.over(job);
       if (effects.formed && options_.on_generation) options_.on_generation();
@@ -855,17 +805,17 @@ class AgentServer final : public ControlServer, public StateKeeper {
     control::encode(delivery.message, bytes);
     for (const ConnectionId id : delivery.to) {
       const auto connection = agents_.find(id);
-      if (!connection || connection->peer.stage == Stage::kClosing) continue;
-      connection->peer.send(bytes);
+      if (!connection || connection->stage == Stage::kClosing) continue;
+      connection->send_bytes(bytes);
       if (!delivery.close) {
-        flush(id, *connection);
+        flush(*connection);
         continue;
       }
       const auto& refused = std::get<Refused>(delivery.message);
       rejections_.write(kind_of(refused.reason),
-                        fmt::format("closed {}: {}", connection->peer.title(), refused.text));
-      jobs_.disconnected(id, "refused", now(), effects_);
-      linger(id, *connection);
+                        fmt::format("closed {}: {}", connection->title(), refused.text));
+      jobs_.disconnected(id, "refused", now());
+      linger(*connection);
     }
   }
 
@@ -880,50 +830,51 @@ class AgentServer final : public ControlServer, public StateKeeper {
   void deliver_report(const Delivery& delivery) {
     for (const ConnectionId id : delivery.to) {
       const auto connection = agents_.find(id);
-      if (!connection || connection->peer.stage != Stage::kOpen) continue;
+      if (!connection || connection->stage != Stage::kOpen) continue;
       agents_.queue_report(*connection, delivery.message);
       drain(id);
     }
   }
 
-  void flush(ConnectionId id, AgentConnection& connection) {
-    ControlPeer& peer = connection.peer;
-    if (const std::string error = peer.flush(); !error.empty()) {
-      const bool reset = peer.send_error() == ECONNRESET || peer.send_error() == EPIPE;
-      broken_.emplace_back(id, error, reset ? membership::Break::kReset : membership::Break::kOther);
-    } else if (peer.unsent_bytes() > options_.max_unsent_bytes) {
-      give_up(id, peer, Rejection::kSlowReader,
-              fmt::format("it has not read {} bytes, the limit is {}", peer.unsent_bytes(),
+  void flush(AgentConnection& connection) {
+    if (const int error = connection.flush(); error != 0) {
+      const bool reset = error == ECONNRESET || error == EPIPE;
+      broken_.emplace_back(connection.id, errno_error("send", error).message,
+                           reset ? membership::Break::kReset : membership::Break::kOther);
+    } else if (connection.unsent_bytes() > options_.max_unsent_bytes) {
+      give_up(connection, Rejection::kSlowReader,
+              fmt::format("it has not read {} bytes, the limit is {}", connection.unsent_bytes(),
                           options_.max_unsent_bytes));
     } else if (agents_.count_buffered(connection) && agents_.buffered_bytes() > options_.max_buffered_bytes) {
-      give_up(id, peer, Rejection::kLimit,
+      give_up(connection, Rejection::kLimit,
               fmt::format("unfinished messages and unread ones of all agents are {} bytes, the limit is {} "
                           "(--max-buffered-bytes)",
                           agents_.buffered_bytes(), options_.max_buffered_bytes));
-    } else if (peer.blocked()) {
-      wait_writable(id, connection);
-    } else if (peer.stage == Stage::kClosing) {
-      ::shutdown(connection.descriptor.native_handle(), SHUT_WR);
+    } else if (connection.blocked()) {
+      wait_writable(connection);
+    } else if (connection.stage == Stage::kClosing) {
+      ::shutdown(connection.fd(), SHUT_WR);
     }
   }
 
-  void give_up(ConnectionId id, const ControlPeer& peer, Rejection kind, const std::string& reason) {
+  void give_up(const AgentConnection& peer, Rejection kind, const std::string& reason) {
     rejections_.write(kind, fmt::format("closed {}: {}", peer.name(), reason));
-    broken_.emplace_back(id, reason, membership::Break::kEnd);
+    broken_.emplace_back(peer.id, reason, membership::Break::kEnd);
   }
 
-  void wait_writable(ConnectionId id, AgentConnection& connection) {
-    if (std::exchange(connection.peer.waits_writable, true)) return;
-    connection.descriptor.async_wait(Descriptor::wait_write, lifetime_.guard([this, id](const auto& failed) {
-      if (!failed && !stopped_) on_writable(id);
-    }));
+  void wait_writable(AgentConnection& connection) {
+    if (std::exchange(connection.waits_writable, true)) return;
+    connection.descriptor.async_wait(Descriptor::wait_write,
+                                     lifetime_.guard([this, id = connection.id](const auto& failed) {
+                                       if (!failed && !stopped_) on_writable(id);
+                                     }));
   }
 
   void on_writable(ConnectionId id) {
     const auto connection = agents_.find(id);
     if (!connection) return;
-    connection->peer.waits_writable = false;
-    flush(id, *connection);
+    connection->waits_writable = false;
+    flush(*connection);
     drain(id);
     finish_turn();
   }
@@ -931,12 +882,11 @@ class AgentServer final : public ControlServer, public StateKeeper {
   void drop(ConnectionId id, const std::string& reason, membership::Break how = membership::Break::kEnd) {
     const auto connection = agents_.find(id);
     if (!connection) return;
-    log_.debug(fmt::format("closed {}: {}", connection->peer.name(), reason));
-    if (connection->peer.stage == Stage::kOpen)
-      jobs_.disconnected(id, reason, now(), effects_, how);
-    else if (connection->peer.stage == Stage::kProof)
-      note_failure(connection->peer, "authentication", "dropped while it authenticated: " + reason);
-    if (connection->peer.stage < Stage::kOpen) ++stats_.num_refused;
+    log_.debug(fmt::format("closed {}: {}", connection->name(), reason));
+    if (connection->stage == Stage::kOpen)
+      jobs_.disconnected(id, reason, now(), how);
+    else if (connection->stage == Stage::kProof)
+      note_failure(*connection, "authentication", "dropped while it authenticated: " + reason);
     agents_.remove(id);
     stores_.disconnected(id);
     apply();
@@ -947,32 +897,29 @@ class AgentServer final : public ControlServer, public StateKeeper {
   // Gives the agent as much of its workers' store and of its reports as its connection takes now.
   void drain(ConnectionId id) {
     const auto connection = agents_.find(id);
-    if (!connection || connection->peer.stage != Stage::kOpen) return;
+    if (!connection || connection->stage != Stage::kOpen) return;
     control::Message message;
     std::string bytes;
-    while (connection->peer.unsent_bytes() < kSendLimitBytes) {
+    while (connection->unsent_bytes() < kSendLimitBytes) {
       if (!stores_wait() && stores_.next(id, message)) {
         bytes.clear();
         control::encode(message, bytes);
       } else if (bytes = agents_.take_report(*connection); bytes.empty()) {
         break;
       }
-      connection->peer.send(bytes);
+      connection->send_bytes(bytes);
     }
     if (stores_wait()) stores_.remember(id);  // until on_resume(); next() may have run a change
-    const bool more = connection->peer.unsent_bytes() >= kSendLimitBytes;
-    flush(id, *connection);
-    if (more) wait_writable(id, *connection);
-  }
-
-  // That a generation is over is told when it is recorded.
-  void pass_store_refusals() {
-    for (auto& [id, refused] : stores_.take_refused()) send(id, std::move(refused));
+    const bool more = connection->unsent_bytes() >= kSendLimitBytes;
+    flush(*connection);
+    if (more) wait_writable(*connection);
   }
 
   void finish_turn() {
     apply();
-    if (!held()) pass_store_refusals();
+    // That a generation is over is told when it is recorded.
+    if (!held())
+      for (auto& [id, refused] : stores_.take_refused()) send(id, std::move(refused));
     if (!stores_wait())
       for (const ConnectionId id : stores_.take_ready()) drain(id);
     // The end of an agent may have to be recorded.
@@ -1001,7 +948,6 @@ class AgentServer final : public ControlServer, public StateKeeper {
   std::vector<ConnectionId> paused_;  // not read until on_resume()
   std::vector<std::tuple<std::string, membership::NodeId, std::string>> evictions_;  // likewise
   std::vector<std::tuple<ConnectionId, std::string, membership::Break>> broken_;
-  JobsEffects effects_;
   std::string scratch_;
   ControlServerStats stats_;
   bool stopped_ = false;

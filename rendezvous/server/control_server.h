@@ -62,7 +62,6 @@ struct ControlServerOptions {
 
 struct ControlServerStats {
   std::uint64_t num_accepted = 0;
-  std::uint64_t num_refused = 0;  ///< before they had proven what they have to
   std::uint64_t num_open = 0;
   std::uint64_t num_jobs = 0;
   std::uint64_t num_messages = 0;        ///< received

@@ -45,17 +45,18 @@ class Connection {
   /// Of all connections of a server; outlives them.
   struct Shared {
     StoreCore& core;
-    const SessionLimits& limits;
-    std::string_view other_first_bytes;  ///< of the other protocol at this port
-    TorchrunJobs* torchrun = nullptr;    ///< see Session
-    const bool* hold = &kNeverHeld;      ///< while it is true nothing is sent: see send_held()
-    static constexpr bool kNeverHeld = false;
+    const ServerOptions& options;
+    TorchrunJobs* torchrun = nullptr;  ///< see Session
+    /// Nothing is sent for now: see send_held().
+    [[nodiscard]] bool hold() const { return options.state && options.state->dirty(); }
   };
   Connection(UniqueFd fd, ClientId id, const Shared& shared)
-      : fd_(std::move(fd)), shared_(shared), session_(id, shared.core, shared.limits, shared.torchrun) {}
+      : fd_(std::move(fd)),
+        shared_(shared),
+        session_(id, shared.core, shared.options.limits, shared.torchrun) {}
 
   /// Reads once into `scratch`, answers, writes.
-  Status on_readable(std::string& scratch, Effects& effects, Instant now) {
+  Status on_readable(std::string& scratch, Instant now) {
     // It became blocked by what another client did, after the event was fetched: the bytes come again later.
     if (blocked()) return Status::kOpen;
     const ssize_t n =
@@ -68,7 +69,7 @@ class Connection {
       rejection_ = Rejection::kAuthentication;
       return failed(not_served_);
     }
-    if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, effects, now);
+    if (n > 0) return process({scratch.data(), static_cast<std::size_t>(n)}, now);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Status::kOpen;
     const std::string cause = n == 0 ? "it closed the connection" : errno_error("recv", errno).message;
     if (!session_.between_requests())
@@ -77,15 +78,15 @@ class Connection {
     return Status::kEnded;
   }
   /// Writes on, and takes up input that was left because of unread answers.
-  Status on_writable(Effects& effects, Instant now) {
+  Status on_writable(Instant now) {
     if (const Status status = flush(now); status != Status::kOpen || blocked()) return status;
     const std::string input = std::exchange(unread_, {});
-    return process(input, effects, now);
+    return process(input, now);
   }
   /// Treats an undecided request of an old client as complete.
-  Status settle(Effects& effects, Instant now) {
+  Status settle(Instant now) {
     undecided_ = false;
-    const Session::State state = session_.settle(out_, effects);
+    const Session::State state = session_.settle(out_);
     const Status status = flush(now);
     return state == Session::State::kClose ? failed(session_.close_reason()) : status;
   }
@@ -93,7 +94,7 @@ class Connection {
   /// A byte string for the client that is not an answer to something just received; call flush() afterwards.
   [[nodiscard]] std::string& out() { return out_; }
   Status flush(Instant now) {
-    if (*shared_.hold) [[unlikely]]
+    if (shared_.hold()) [[unlikely]]
       return Status::kOpen;
     while (sent_ < out_.size()) {
       const ssize_t n = retry_eintr([&] {
@@ -105,7 +106,7 @@ class Connection {
         continue;
       }
       if (errno != EAGAIN && errno != EWOULDBLOCK) return failed(errno_error("send", errno).message);
-      if (unsent_bytes() <= shared_.limits.max_output_bytes + kKeptOutputBytes) return Status::kOpen;
+      if (unsent_bytes() <= shared_.options.limits.max_output_bytes + kKeptOutputBytes) return Status::kOpen;
       rejection_ = Rejection::kSlowReader;
       return failed(fmt::format("it has not read {} bytes of answers", unsent_bytes()));
     }
@@ -114,8 +115,8 @@ class Connection {
     sent_ = 0;
     return Status::kOpen;
   }
-  /// There are answers that flush() did not send because of `*hold`.
-  [[nodiscard]] bool held() const { return *shared_.hold && sent_ < out_.size(); }
+  /// There are answers that flush() did not send because of hold().
+  [[nodiscard]] bool held() const { return shared_.hold() && sent_ < out_.size(); }
   /// Nothing is held any more: sends.
   Status send_held(Instant now) {
     last_progress_ = now;  // what was held is no fault of the peer's
@@ -134,14 +135,15 @@ class Connection {
     reason_ = std::move(reason);
   }
   /// True, and a reason is given, if it had to do something by now.
-  bool time_is_up(Millis slow_reader_timeout, Millis first_byte_timeout) {
+  bool time_is_up() {
     if (blocked())
       give_up(Rejection::kSlowReader,
               fmt::format("it has not read its answers for {} ms, {} bytes are waiting",
-                          slow_reader_timeout.count(), unsent_bytes()));
+                          shared_.options.slow_reader_timeout.count(), unsent_bytes()));
     else if (!served())
       give_up(Rejection::kAuthentication,
-              fmt::format("it said nothing for {} ms, and {}", first_byte_timeout.count(), not_served_));
+              fmt::format("it said nothing for {} ms, and {}", shared_.options.first_byte_timeout.count(),
+                          not_served_));
     else
       return false;
     return true;
@@ -176,9 +178,9 @@ class Connection {
   }
 
  private:
-  Status process(std::string_view input, Effects& effects, Instant now) {
+  Status process(std::string_view input, Instant now) {
     while (true) {
-      const Session::State state = session_.receive(input, out_, effects);
+      const Session::State state = session_.receive(input, out_);
       const Status status = flush(now);
       if (state == Session::State::kClose) return failed(session_.close_reason());
       if (status != Status::kOpen) return status;
@@ -198,7 +200,7 @@ class Connection {
 
   [[nodiscard]] bool is_other_protocol(char first) const {
     return session_.generation() == wire::Generation::kUndetected && session_.between_requests() &&
-           shared_.other_first_bytes.find(first) != std::string_view::npos;
+           shared_.options.other_first_bytes.find(first) != std::string_view::npos;
   }
 
   UniqueFd fd_;
@@ -345,15 +347,14 @@ class TorchrunCleanup {
     armed_ = next;
     timer_.cancel();
     if (next == Instant::max()) return;
-    timer_.expires_at(next);
-    timer_.async_wait(lifetime_.guard([this](const auto& error) {
-      if (error || paused_) return;
+    lifetime_.call_at(timer_, next, [this] {
+      if (paused_) return;
       armed_ = Instant::max();
       for (const std::string& state : jobs_.take_due(SteadyClock::now()))
         log_.info(fmt::format("torchrun job {}: its last agent has gone, {} keys deleted",
                               state.substr(TorchrunJobs::kPrefix.size()), core_.delete_group(state)));
       arm();
-    }));
+    });
   }
 
   LoopTimer timer_;
@@ -379,23 +380,22 @@ class EpollServer final : public Server, public StateKeeper {
         acceptor_(std::move(listener)),
         ready_(loop, ready.release()),
         timer_(loop),
-        shared_{core_, options_.limits, options_.other_first_bytes} {}
+        shared_{core_, options_} {}
 
   ~EpollServer() override { stop(); }
 
   Result<void> start() {
-    for (const int fd : acceptor_.fds())
-      if (!poll(EPOLL_CTL_ADD, fd, EPOLLIN, kListenerTag))
-        return fail(errno_error("epoll_ctl for " + address(), errno));
+    for (const UniqueFd& fd : listener().fds)
+      if (!poll(EPOLL_CTL_ADD, fd.get(), EPOLLIN, kListenerTag))
+        return fail(errno_error("epoll_ctl for " + listener().address, errno));
     if (options_.state) {
       core_ = std::exchange(options_.state->recovered().store, StoreCore());
       core_.record_to(options_.state->sink());
       options_.state->attach(*this);
-      shared_.hold = &options_.state->dirty();
     }
     if (options_.keep_torchrun_jobs)
       shared_.torchrun = torchrun_.emplace(loop_, log_, *options_.keep_torchrun_jobs, core_).jobs();
-    log_.info("listening on " + address());
+    log_.info("listening on " + listener().address);
     wait_ready();
     return {};
   }
@@ -414,13 +414,12 @@ class EpollServer final : public Server, public StateKeeper {
     rejections_.stop();
     boost::system::error_code ignored;
     ready_.close(ignored);
-    log_.info("stopped listening on " + address());
+    log_.info("stopped listening on " + listener().address);
   }
 
   void begin_anew() override {
     for (ClientId id = 0; id < clients_.all().size(); ++id)
       if (clients_[id].connection) forget(id);
-    effects_.clear();
     core_ = StoreCore();
   }
   void describe(const journal::LogSink& to) const override { core_.describe(to); }
@@ -446,9 +445,7 @@ class EpollServer final : public Server, public StateKeeper {
     if (torchrun_) torchrun_->set_paused(false);
   }
 
-  [[nodiscard]] std::uint16_t port() const override { return acceptor_.listener().port; }
-  [[nodiscard]] const std::string& address() const override { return acceptor_.listener().address; }
-  [[nodiscard]] bool loopback_only() const override { return acceptor_.listener().loopback_only; }
+  [[nodiscard]] const Listener& listener() const override { return acceptor_.listener(); }
 
   [[nodiscard]] ServerStats stats() const override {
     ServerStats out = stats_;
@@ -470,10 +467,9 @@ class EpollServer final : public Server, public StateKeeper {
   }
 
   void wait_ready() {
-    ready_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
-                      lifetime_.guard([this](const boost::system::error_code& error) {
-                        if (!error && !stopped_) on_ready();
-                      }));
+    lifetime_.when_readable(ready_, [this] {
+      if (!stopped_) on_ready();
+    });
   }
 
   void on_ready() {
@@ -484,9 +480,10 @@ class EpollServer final : public Server, public StateKeeper {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       const std::uint64_t tag = event.data.u64;
       if (tag == kListenerTag)
-        acceptor_.accept_some([this](UniqueFd fd) { admit(std::move(fd)); },
-                              [this](const std::string& reason) { refuse(Rejection::kSystem, reason); });
-      else if (Client* client = clients_.find(tag); client != nullptr && !leave(tag, *client))
+        acceptor_.accept_some(
+            [this](UniqueFd fd) { admit(std::move(fd)); },
+            [this](const std::string& reason) { rejections_.write(Rejection::kSystem, reason); });
+      else if (Client* client = clients_.find(tag); client != nullptr && !postpone(tag, *client))
         on_event(static_cast<ClientId>(tag), *client, event.events, now);
     }
     wait_ready();
@@ -496,7 +493,7 @@ class EpollServer final : public Server, public StateKeeper {
 
   // Until on_resume(), where nothing can be recorded and it may ask for something: what is not read costs no
   // memory. Whoever is an agent's is let through.
-  bool leave(std::uint64_t tag, const Client& client) {
+  bool postpone(std::uint64_t tag, const Client& client) {
     if (!stalled() || client.connection->asks_nothing()) return false;
     poll(EPOLL_CTL_DEL, client.connection->fd(), 0, 0);
     left_.push_back(tag);
@@ -513,8 +510,8 @@ class EpollServer final : public Server, public StateKeeper {
     }
     // Where it is gone, reading tells why, after what it sent last.
     const Connection::Status status = (events & EPOLLOUT) != 0 && !gone
-                                          ? connection.on_writable(effects_, now)
-                                          : connection.on_readable(scratch_, effects_, now);
+                                          ? connection.on_writable(now)
+                                          : connection.on_readable(scratch_, now);
     after(id, status, now);
     deliver(now);
   }
@@ -523,7 +520,7 @@ class EpollServer final : public Server, public StateKeeper {
   void take_left_input(std::uint64_t tag, Instant now) {
     for (Client* client = clients_.find(tag); client != nullptr && client->connection->left_input();
          client = clients_.find(tag)) {
-      after(static_cast<ClientId>(tag), client->connection->on_writable(effects_, now), now);
+      after(static_cast<ClientId>(tag), client->connection->on_writable(now), now);
       deliver(now);
     }
   }
@@ -570,11 +567,11 @@ class EpollServer final : public Server, public StateKeeper {
 
   // Brings the effects of what was just executed to the clients concerned.
   void deliver(Instant now) {
-    if (effects_.empty()) return;
-    for (const ClientId id : effects_.woken)
+    if (core_.woken().empty()) return;
+    for (const ClientId id : core_.woken())
       if (clients_[id].connection) clients_[id].connection->out().push_back(wire::kStopWaiting);
-    for (const ClientId id : effects_.woken) flush(id, now);
-    effects_.clear();
+    for (const ClientId id : core_.woken()) flush(id, now);
+    core_.woken().clear();
   }
 
   // One that is blocked already is told when its socket takes more; trying costs a call, and counts it.
@@ -586,7 +583,7 @@ class EpollServer final : public Server, public StateKeeper {
     Client& client = clients_[id];
     const std::string text = fmt::format("closed {}: {}", client.peer, client.connection->reason());
     if (refused)
-      refuse(client.connection->rejection(), text);
+      rejections_.write(client.connection->rejection(), text);
     else
       log_.debug(text);
     forget(id);
@@ -626,33 +623,28 @@ class EpollServer final : public Server, public StateKeeper {
       if (connection.undecided() && stalled()) {
         set_deadline(id, now + options_.legacy_quiet_time);
       } else if (connection.undecided()) {
-        after(id, connection.settle(effects_, now), now);
+        after(id, connection.settle(now), now);
         deliver(now);
       } else if (connection.held()) {
         set_deadline(id, now + options_.slow_reader_timeout);  // the time that the disk takes is not its own
-      } else if (connection.time_is_up(options_.slow_reader_timeout, options_.first_byte_timeout)) {
+      } else if (connection.time_is_up()) {
         close(id, true);
       }
     }
     if (clients_.has_deadlines()) wait_deadline();
   }
 
-  void refuse(Rejection kind, const std::string& reason) {
-    ++stats_.num_refused;
-    rejections_.write(kind, reason);
-  }
-
   void admit(UniqueFd fd) {
     if (stats_.num_open >= options_.max_connections) [[unlikely]]
-      return refuse(Rejection::kLimit,
-                    fmt::format("closed {}: {} clients are connected, the limit (--max-connections)",
-                                peer_name(fd.get()), stats_.num_open));
+      return rejections_.write(
+          Rejection::kLimit, fmt::format("closed {}: {} clients are connected, the limit (--max-connections)",
+                                         peer_name(fd.get()), stats_.num_open));
     const ClientId id = clients_.take();
     Client& client = clients_[id];
     client.peer = peer_name(fd.get());
     client.interest = EPOLLIN;
     if (!poll(EPOLL_CTL_ADD, fd.get(), client.interest, clients_.tag(id))) {
-      refuse(Rejection::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
+      rejections_.write(Rejection::kSystem, errno_error("epoll_ctl for " + client.peer, errno).message);
       return clients_.release(id);
     }
     std::string not_served = why_not_served(fd.get());
@@ -690,7 +682,6 @@ class EpollServer final : public Server, public StateKeeper {
   LoopTimer timer_;
   StoreCore core_;  // outlives the connections' sessions
   ClientTable clients_;
-  Effects effects_;
   std::optional<TorchrunCleanup> torchrun_;
   std::string scratch_ = std::string(kReadBytes, '\0');
   Connection::Shared shared_;
@@ -706,10 +697,12 @@ class EpollServer final : public Server, public StateKeeper {
 
 Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, const ServerOptions& options,
                                                const Log& log) {
-  MUSTER_TRY(Listener listener,
-             options.listen_fd >= 0
-                 ? adopt_listener(UniqueFd(options.listen_fd), options.port, options.more_listen_fds)
-                 : open_listener(options.host, options.port, options.name_port_owner));
+  const auto open = [&]() -> Result<Listener> {
+    if (options.listener) return std::move(*options.listener);
+    if (options.listen_fd >= 0) return adopt_listener(UniqueFd(options.listen_fd), options.port);
+    return open_listener(options.host, options.port, options.name_port_owner);
+  };
+  MUSTER_TRY(Listener listener, open());
   UniqueFd ready(::epoll_create1(EPOLL_CLOEXEC));
   if (!ready) return fail(errno_error("epoll_create1", errno));
   try {

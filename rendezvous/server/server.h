@@ -22,6 +22,7 @@
 
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/unique_fd.h"
+#include "rendezvous/net/listener.h"
 #include "rendezvous/net/rejection_log.h"
 #include "rendezvous/store/session.h"
 
@@ -33,7 +34,7 @@ struct ServerOptions {
   std::string host;        ///< address or name of this host to listen on; empty: every address, IPv6 and IPv4
   std::uint16_t port = 0;  ///< 0: the kernel chooses; port() tells
   int listen_fd = -1;      ///< >= 0: an inherited, bound socket to listen with instead; the server closes it
-  std::vector<int> more_listen_fds = {};  ///< likewise, besides it: of other addresses, with the same port
+  std::shared_ptr<Listener> listener = {};  ///< what to listen with instead, which the server takes
   /// False: a busy port's error does not name its owner, see open_listener().
   bool name_port_owner = true;
   SessionLimits limits;
@@ -71,7 +72,6 @@ struct ServerOptions {
 struct ServerStats {
   std::uint64_t num_accepted = 0;
   std::uint64_t num_open = 0;
-  std::uint64_t num_refused = 0;   ///< closed by us: protocol error, slow reader, a limit, no descriptor left
   std::uint64_t num_requests = 0;  ///< of connections that are open or were
   std::uint64_t num_keys = 0;
   std::uint64_t num_waiting = 0;         ///< clients in a WAIT or BARRIER
@@ -92,11 +92,8 @@ class Server {
   /// stop()s.
   virtual ~Server() = default;
 
-  [[nodiscard]] virtual std::uint16_t port() const = 0;
-  /// "[::]:29500"
-  [[nodiscard]] virtual const std::string& address() const = 0;
-  /// Other hosts cannot reach it.
-  [[nodiscard]] virtual bool loopback_only() const = 0;
+  [[nodiscard]] virtual const Listener& listener() const = 0;
+  [[nodiscard]] std::uint16_t port() const { return listener().port; }
 
   /// Closes every connection and forgets the keys, and goes on at the same port. Not with
   /// ServerOptions::state.

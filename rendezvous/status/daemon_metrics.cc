@@ -95,8 +95,7 @@ void put_jobs(MetricsText& out, const Jobs& jobs, Instant now) {
   out.family("musterd_job_end_age_seconds", MetricType::kGauge,
              "Since the last job of this name ended; of the last 1024 names.");
   for (const auto& [run_id, end] : jobs.ended().all())
-    out.sample(std::chrono::duration<double>(now - end.at).count(),
-               {{"run_id", run_id}, {"result", result_of(end.ending)}});
+    out.sample(seconds_between(end.at, now), {{"run_id", run_id}, {"result", result_of(end.ending)}});
 }
 
 void put_state_log(MetricsText& out, const StateLog& log) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/status/jobs_page.h"
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include <boost/algorithm/string/replace.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "rendezvous/coordinator/job_query.h"
+#include "rendezvous/status/daemon_metrics.h"
 #include "rendezvous/status/status_server.h"
 
 namespace muster::net {
@@ -30,21 +30,12 @@ td { overflow-wrap: anywhere }
 )";
 
 /// In an own direction, and without a meaning in HTML.
-std::string escaped(std::string_view text) {
-  std::string out = "<bdi>";
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  }
-  return out + "</bdi>";
+std::string escaped(std::string text) {
+  boost::replace_all(text, "&", "&amp;");
+  boost::replace_all(text, "<", "&lt;");
+  boost::replace_all(text, ">", "&gt;");
+  boost::replace_all(text, "\"", "&quot;");
+  return "<bdi>" + text + "</bdi>";
 }
 
 /// Addresses are what agents say: one that is none goes neither into a link nor to Prometheus.
@@ -101,14 +92,11 @@ std::string row(const Jobs& jobs, const Job& of, const std::string& token, Insta
   std::string nodes = fmt::format("{}", job.num_present);
   if (job.num_away > 0) nodes += fmt::format(", {} away", job.num_away);
   if (job.num_unhealthy > 0) nodes += fmt::format(", {} unhealthy", job.num_unhealthy);
-  const std::string wanted = job.min_nodes == job.max_nodes
-                                 ? fmt::format("{}", job.max_nodes)
-                                 : fmt::format("{}:{}", job.min_nodes, job.max_nodes);
   return fmt::format(
       "<tr><td>{}</td><td class=\"{}\">{}</td><td>{} of {}</td><td>{}</td><td>{} of {}</td><td>{}</td>"
       "<td>{}</td><td>{}</td></tr>\n",
-      name, state, state, nodes, wanted, job.world_size, job.restarts_used, job.max_restarts,
-      duration(job.age_ms), escaped(job.first_host), escaped(job.text));
+      name, state, state, nodes, membership::nodes_text(of.settings), job.world_size, job.restarts_used,
+      job.max_restarts, duration(job.age_ms), escaped(job.first_host), escaped(job.text));
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <boost/asio/ip/address.hpp>
 #include <boost/asio/ip/host_name.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <openssl/crypto.h>
 
 namespace muster::net {
 namespace {
@@ -21,10 +23,7 @@ std::string_view without_port(std::string_view host) {
 
 /// In time that does not depend on where they differ.
 bool equal(std::string_view a, std::string_view b) {
-  unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
-    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return difference == 0;
+  return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 std::string_view cookie_value(std::string_view cookies, std::string_view name) {
@@ -44,9 +43,7 @@ StatusReply refused(int status, std::string text) {
 }  // namespace
 
 std::string page_token(const auth::Secret& secret, std::string_view page) {
-  std::string out;
-  for (const std::uint8_t byte : secret.mac("status page", page)) out += fmt::format("{:02x}", byte);
-  return out;
+  return fmt::format("{:02x}", fmt::join(secret.mac("status page", page), ""));
 }
 
 bool is_own_host(std::string_view host, std::string_view listening, std::span<const std::string> names) {

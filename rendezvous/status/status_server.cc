@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -83,11 +84,6 @@ void StatusStream::finish() const {
 }
 
 std::optional<std::string> query_value(std::string_view query, std::string_view name) {
-  const auto digit = [](char c) {
-    return c >= '0' && c <= '9'                     ? c - '0'
-           : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10
-                                                    : -1;
-  };
   while (!query.empty()) {
     const std::string_view pair = query.substr(0, query.find('&'));
     query.remove_prefix(std::min(query.size(), pair.size() + 1));
@@ -95,12 +91,15 @@ std::optional<std::string> query_value(std::string_view query, std::string_view 
     const std::string_view value = pair.substr(name.size() + 1);
     std::string out;
     for (std::size_t i = 0; i < value.size(); ++i) {
-      const bool coded =
-          value[i] == '%' && i + 2 < value.size() && digit(value[i + 1]) >= 0 && digit(value[i + 2]) >= 0;
-      out += coded             ? static_cast<char>(digit(value[i + 1]) * 16 + digit(value[i + 2]))
-             : value[i] == '+' ? ' '
-                               : value[i];
-      if (coded) i += 2;
+      const std::string_view digits = value.substr(i + 1, 2);
+      std::uint8_t byte = 0;
+      if (value[i] == '%' && digits.size() == 2 &&
+          std::from_chars(digits.data(), digits.data() + 2, byte, 16).ptr == digits.data() + 2) {
+        out += static_cast<char>(byte);
+        i += 2;
+      } else {
+        out += value[i] == '+' ? ' ' : value[i];
+      }
     }
     return out;
   }
@@ -131,13 +130,13 @@ StatusReply plain(http::status status, std::string text) {
 
 class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
  public:
-  Impl(asio::io_context& loop, Listener listener, RequestAnswer answer, const StatusServerOptions& options)
+  Impl(asio::io_context& loop, Listener listener, Answer answer, const StatusServerOptions& options)
       : loop_(loop),
         options_(options),
         answer_(std::move(answer)),
         // One at a time: a request that came with its connection is answered before the next is accepted.
         acceptor_(std::move(listener), 1),
-        ready_(loop, acceptor_.listener().fd.get()) {}
+        ready_(loop, acceptor_.listener().fds.front().get()) {}
 
   void wait_accept() {
     ready_.async_wait(Descriptor::wait_read, [weak = weak_from_this()](const auto& error) {
@@ -317,7 +316,7 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
 
   asio::io_context& loop_;
   StatusServerOptions options_;
-  RequestAnswer answer_;
+  Answer answer_;
   Acceptor acceptor_;
   Descriptor ready_;                         // the Acceptor's, until stop()
   std::map<Id, ConnectionPtr> connections_;  // the oldest first
@@ -326,7 +325,7 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
   bool stopped_ = false;
 };
 
-StatusServer::StatusServer(boost::asio::io_context& loop, Listener listener, RequestAnswer answer,
+StatusServer::StatusServer(boost::asio::io_context& loop, Listener listener, Answer answer,
                            const StatusServerOptions& options)
     : impl_(std::make_shared<Impl>(loop, std::move(listener), std::move(answer), options)) {
   impl_->wait_accept();

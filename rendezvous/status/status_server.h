@@ -76,15 +76,9 @@ struct StatusServerOptions {
 class StatusServer {
  public:
   /// Nothing: 404.
-  using Answer = std::function<std::optional<StatusReply>(std::string_view path)>;
-  using RequestAnswer = std::function<std::optional<StatusReply>(const StatusRequest& request)>;
+  using Answer = std::function<std::optional<StatusReply>(const StatusRequest& request)>;
 
-  StatusServer(boost::asio::io_context& loop, Listener listener, const Answer& answer,
-               const StatusServerOptions& options = {})
-      : StatusServer(loop, std::move(listener),
-                     RequestAnswer([answer](const StatusRequest& request) { return answer(request.path); }),
-                     options) {}
-  StatusServer(boost::asio::io_context& loop, Listener listener, RequestAnswer answer,
+  StatusServer(boost::asio::io_context& loop, Listener listener, Answer answer,
                const StatusServerOptions& options = {});
   /// stop()s.
   ~StatusServer();

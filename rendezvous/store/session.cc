@@ -29,14 +29,14 @@ Session::State Session::too_long(wire::Op op, std::size_t reply_bytes) {
                            reply_bytes, limits_.max_output_bytes));
 }
 
-Session::State Session::receive(std::string_view& input, std::string& out, Effects& effects) {
+Session::State Session::receive(std::string_view& input, std::string& out) {
   if (!close_reason_.empty()) return State::kClose;
   wire::Request request;
   while (true) {
     if (out.size() >= limits_.pause_output_bytes) return State::kOutputFull;
     switch (decoder_.next(input, request)) {
       case wire::Decoder::Step::kRequest:
-        if (const State state = execute(request, out, effects); state == State::kClose) return state;
+        if (const State state = execute(request, out); state == State::kClose) return state;
         break;
       case wire::Decoder::Step::kNeedMore:
         return State::kNeedInput;
@@ -48,28 +48,28 @@ Session::State Session::receive(std::string_view& input, std::string& out, Effec
   }
 }
 
-Session::State Session::settle(std::string& out, Effects& effects) {
+Session::State Session::settle(std::string& out) {
   wire::Request request;
   if (decoder_.settle(request) != wire::Decoder::Step::kRequest) return State::kNeedInput;
-  return execute(request, out, effects);
+  return execute(request, out);
 }
 
-Session::State Session::execute(const wire::Request& request, std::string& out, Effects& effects) {
-  ++num_requests_;
+Session::State Session::execute(const wire::Request& request, std::string& out) {
   // An old client gives up a wait without a word, and would take a late STOP for the answer to its next
   // request.
   if (decoder_.generation() < wire::Generation::kModern) core_.cancel_wait(id_);
 
-  const std::size_t woken_before = effects.woken.size();
+  std::vector<ClientId>& woken = core_.woken();
+  const auto woken_before = static_cast<std::ptrdiff_t>(woken.size());
   const std::size_t out_before = out.size();
   switch (request.op) {
     case Op::kValidate:
       break;
     case Op::kSet:
-      core_.set(request.key, request.value, effects);
+      core_.set(request.key, request.value);
       break;
     case Op::kCompareSet:
-      put_bytes(out, core_.compare_set(request.key, request.value, request.desired, effects));
+      put_bytes(out, core_.compare_set(request.key, request.value, request.desired));
       if (torchrun_ != nullptr && TorchrunJobs::is_state(request.key) && core_.keys().contains(request.key))
         torchrun_->joined(id_, request.key);
       break;
@@ -81,7 +81,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
     case Op::kAdd: {
-      const auto sum = core_.add(request.key, request.number, effects);
+      const auto sum = core_.add(request.key, request.number);
       if (!sum)
         return close(fmt::format("ADD to key {}, whose value \"{}\" is not a 64-bit number",
                                  printable(request.key), printable(core_.get(request.key), 32)));
@@ -101,7 +101,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       put_i64(out, core_.delete_key(request.key) ? 1 : 0);
       break;
     case Op::kAppend:
-      core_.append(request.key, request.value, effects);
+      core_.append(request.key, request.value);
       break;
     case Op::kMultiGet: {
       // A request may name a long value very often.
@@ -112,7 +112,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
     case Op::kMultiSet:
-      core_.multi_set(request.items, effects);
+      core_.multi_set(request.items);
       break;
     case Op::kCancelWait:
       core_.cancel_wait(id_);
@@ -122,7 +122,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       wire::put_u32(out, static_cast<std::uint32_t>(request.number));
       break;
     case Op::kQueuePush:
-      core_.queue_push(request.key, request.value, effects);
+      core_.queue_push(request.key, request.value);
       break;
     case Op::kQueuePop:
       put_i64(out, core_.queue_len(request.key));
@@ -140,7 +140,7 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
       break;
     }
     case Op::kBarrier:
-      switch (core_.barrier(id_, request.key, request.number, effects)) {
+      switch (core_.barrier(id_, request.key, request.number)) {
         case StoreCore::Barrier::kOpen:
           out.push_back(wire::kStopWaiting);
           break;
@@ -159,9 +159,8 @@ Session::State Session::execute(const wire::Request& request, std::string& out, 
   }
 
   // A client that sent on after a WAIT can wake itself: its byte belongs before the next reply.
-  const auto begin = effects.woken.begin() + static_cast<std::ptrdiff_t>(woken_before);
-  if (const auto own = std::find(begin, effects.woken.end(), id_); own != effects.woken.end()) {
-    effects.woken.erase(own);
+  if (const auto own = std::find(woken.begin() + woken_before, woken.end(), id_); own != woken.end()) {
+    woken.erase(own);
     out.push_back(wire::kStopWaiting);
   }
   if (out.size() > limits_.max_output_bytes) return too_long(request.op, out.size());

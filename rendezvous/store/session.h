@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Session: one connection of the store as a machine: bytes in -> operations on the core -> bytes out, for
-// itself, and Effects on other clients. No I/O, no clock. Owned by its connection; one thread; lives no
-// longer than the core.
-// Failure: kClose with a reason for people; the replies made before it may still be sent.
-// Cost with decoding and core (callgrind, g++ 12 -O2, keys of 24 bytes, values of 64): 800 instructions a
-// GET, 950 a SET, 1050 an ADD. musterd spends 5.6 us of processor time on a GET, 5.2 of them in recv and
-// send.
+// itself; what others must learn is in the core's woken(). No I/O, no clock. Owned by its connection; one
+// thread; lives no longer than the core. Failure: kClose with a reason for people; the replies made before it
+// may still be sent. Cost with decoding and core (callgrind, g++ 12 -O2, keys of 24 bytes, values of 64): 800
+// instructions a GET, 950 a SET, 1050 an ADD. musterd spends 5.6 us of processor time on a GET, 5.2 of them
+// in recv and send.
 #pragma once
 
 #include <cstdint>
@@ -46,11 +45,11 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  /// Takes bytes from the front of `input`, appends replies to `out` and what others must learn to `effects`.
-  [[nodiscard]] State receive(std::string_view& input, std::string& out, Effects& effects);
+  /// Takes bytes from the front of `input`, appends replies to `out`.
+  [[nodiscard]] State receive(std::string_view& input, std::string& out);
 
   /// See State::kUndecided.
-  [[nodiscard]] State settle(std::string& out, Effects& effects);
+  [[nodiscard]] State settle(std::string& out);
 
   [[nodiscard]] const std::string& close_reason() const { return close_reason_; }
   /// It was closed because of StoreLimits, not for what it said.
@@ -61,10 +60,10 @@ class Session {
   [[nodiscard]] std::string_view current_op() const { return decoder_.current_op(); }
   /// Kept of a request that is not whole.
   [[nodiscard]] std::size_t num_pending_bytes() const { return decoder_.num_pending_bytes(); }
-  [[nodiscard]] std::uint64_t num_requests() const { return num_requests_; }
+  [[nodiscard]] std::uint64_t num_requests() const { return decoder_.num_requests(); }
 
  private:
-  State execute(const wire::Request& request, std::string& out, Effects& effects);
+  State execute(const wire::Request& request, std::string& out);
   State close(std::string reason);
   State too_long(wire::Op op, std::size_t reply_bytes);
 
@@ -73,7 +72,6 @@ class Session {
   TorchrunJobs* torchrun_;
   SessionLimits limits_;
   wire::Decoder decoder_;
-  std::uint64_t num_requests_ = 0;
   bool exceeded_limit_ = false;
   std::string close_reason_;
 };

@@ -2,7 +2,6 @@
 #include "rendezvous/store/store_core.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include <fmt/format.h>
 
@@ -17,16 +16,6 @@ namespace {
 std::int64_t wrapping_sum(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
 }
-
-class Decimal {
- public:
-  explicit Decimal(std::int64_t value) : end_(std::to_chars(text_, text_ + sizeof text_, value).ptr) {}
-  [[nodiscard]] std::string_view view() const { return {text_, static_cast<std::size_t>(end_ - text_)}; }
-
- private:
-  char text_[24];
-  char* end_;
-};
 
 std::size_t bytes_of_wait(std::string_view key) {
   return WaitTable::kQueueBytes + key.size();
@@ -76,11 +65,11 @@ bool StoreCore::store(Entries::iterator found, std::string_view key, std::string
   return true;
 }
 
-void StoreCore::set(std::string_view key, std::string_view value, Effects& effects) {
-  if (store(keys_.find(key), key, value)) waits_.arrived(key, effects.woken);
+void StoreCore::set(std::string_view key, std::string_view value) {
+  if (store(keys_.find(key), key, value)) waits_.arrived(key, woken_);
 }
 
-void StoreCore::multi_set(std::span<const std::string_view> pairs, Effects& effects) {
+void StoreCore::multi_set(std::span<const std::string_view> pairs) {
   Growth all;  // as if no key came twice
   for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
     const Growth one = growth_of_value(keys_.find(pairs[i]), pairs[i], pairs[i + 1].size());
@@ -88,27 +77,27 @@ void StoreCore::multi_set(std::span<const std::string_view> pairs, Effects& effe
     all.bytes += one.bytes;
   }
   if (!make_room(all)) return;
-  for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) set(pairs[i], pairs[i + 1], effects);
+  for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) set(pairs[i], pairs[i + 1]);
 }
 
-void StoreCore::append(std::string_view key, std::string_view value, Effects& effects) {
+void StoreCore::append(std::string_view key, std::string_view value) {
   const auto found = keys_.find(key);
-  if (found == keys_.end()) return set(key, value, effects);
+  if (found == keys_.end()) return set(key, value);
   if (!make_room({0, value.size(), 0})) return;
   if (record_) [[unlikely]]
     record_({StoreChange::Kind::kAppend, key, value});
   found->second.append(value);
   num_bytes_ += value.size();
-  waits_.arrived(key, effects.woken);
+  waits_.arrived(key, woken_);
 }
 
 std::string_view StoreCore::compare_set(std::string_view key, std::string_view expected,
-                                        std::string_view desired, Effects& effects) {
+                                        std::string_view desired) {
   const auto found = keys_.find(key);
   const bool sets = found == keys_.end() ? expected.empty() : found->second == expected;
   if (sets && !store(found, key, desired)) return {};
   if (found == keys_.end() && !sets) return expected;
-  waits_.arrived(key, effects.woken);
+  waits_.arrived(key, woken_);
   return sets ? desired : std::string_view(found->second);
 }
 
@@ -117,7 +106,7 @@ std::string_view StoreCore::get(std::string_view key) const {
   return found == keys_.end() ? std::string_view() : std::string_view(found->second);
 }
 
-std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t delta, Effects& effects) {
+std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t delta) {
   const auto found = keys_.find(key);
   std::int64_t sum = delta;
   if (found != keys_.end()) {
@@ -125,7 +114,8 @@ std::optional<std::int64_t> StoreCore::add(std::string_view key, std::int64_t de
     if (!current) return std::nullopt;
     sum = wrapping_sum(*current, delta);
   }
-  if (store(found, key, Decimal(sum).view())) waits_.arrived(key, effects.woken);
+  const fmt::format_int text(sum);
+  if (store(found, key, {text.data(), text.size()})) waits_.arrived(key, woken_);
   return sum;
 }
 
@@ -168,7 +158,7 @@ bool StoreCore::delete_key(std::string_view key) {
   return true;
 }
 
-void StoreCore::queue_push(std::string_view name, std::string_view element, Effects& effects) {
+void StoreCore::queue_push(std::string_view name, std::string_view element) {
   auto found = queues_.find(name);
   Growth growth{0, kElementBytes + element.size(), 0};
   if (found == queues_.end()) growth = {1, growth.bytes + kEntryBytes + kQueueBytes + name.size(), 0};
@@ -178,7 +168,7 @@ void StoreCore::queue_push(std::string_view name, std::string_view element, Effe
   if (found == queues_.end()) found = queues_.emplace(std::string(name), std::deque<std::string>()).first;
   found->second.emplace_back(element);
   num_bytes_ += growth.bytes;
-  waits_.element_arrived(name, effects.woken);
+  waits_.arrived(name, woken_, true);
 }
 
 std::optional<std::string> StoreCore::queue_pop(std::string_view name) {
@@ -201,8 +191,7 @@ std::int64_t StoreCore::queue_len(std::string_view name) const {
   return found == queues_.end() ? 0 : static_cast<std::int64_t>(found->second.size());
 }
 
-StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std::int64_t world_size,
-                                      Effects& effects) {
+StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std::int64_t world_size) {
   const auto found = keys_.find(key);
   std::int64_t count = 1;
   if (found != keys_.end()) {
@@ -213,17 +202,17 @@ StoreCore::Barrier StoreCore::barrier(ClientId client, std::string_view key, std
     }
     count = wrapping_sum(*current, 1);
   }
-  const Decimal text(count);
-  Growth growth = growth_of_value(found, key, text.view().size());
+  const fmt::format_int text(count);
+  Growth growth = growth_of_value(found, key, text.size());
   const bool waits = count < world_size;
   if (waits) growth = {growth.keys, growth.bytes + bytes_of_wait(key), 1};
   if (!make_room(growth, waits_.num_registrations(client))) return Barrier::kWaiting;
   waits_.remove(client);
-  (void)store(found, key, text.view());
+  (void)store(found, key, {text.data(), text.size()});
   if (waits)
     waits_.add(client, key);
   else
-    waits_.arrived(key, effects.woken);
+    waits_.arrived(key, woken_);
   return waits ? Barrier::kWaiting : Barrier::kOpen;
 }
 
@@ -248,16 +237,15 @@ void StoreCore::describe(const StoreSink& to) const {
 }
 
 void StoreCore::apply(const StoreChange& change) {
-  Effects none;  // nobody waits yet
   switch (change.kind) {
     case StoreChange::Kind::kSet:
-      return set(change.key, change.value, none);
+      return set(change.key, change.value);
     case StoreChange::Kind::kAppend:
-      return append(change.key, change.value, none);
+      return append(change.key, change.value);
     case StoreChange::Kind::kErase:
       return void(delete_key(change.key));
     case StoreChange::Kind::kPush:
-      return queue_push(change.key, change.value, none);
+      return queue_push(change.key, change.value);
     case StoreChange::Kind::kPop:
       return void(queue_pop(change.key));
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // StoreCore: the store itself: keys, queues, and who waits. Answers are values; what an operation means for
-// other clients is appended to Effects. No I/O, no clock. Owned by one server, used by its Sessions; one
+// other clients is in woken(). No I/O, no clock. Owned by one server, used by its Sessions; one
 // thread. Failure: an operation on a value it cannot work with, or that would exceed a limit, changes nothing
 // and says so.
 // Source: behaviour of torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp; where its two daemons differ or
@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
@@ -20,17 +21,9 @@
 #include <vector>
 
 #include "rendezvous/base/key_map.h"
-#include "rendezvous/store/store_change.h"
 #include "rendezvous/store/wait_table.h"
 
 namespace muster {
-
-/// What operations did to other clients; collected by the caller, who clears it.
-struct Effects {
-  std::vector<ClientId> woken;  ///< each gets one STOP_WAITING byte
-  [[nodiscard]] bool empty() const { return woken.empty(); }
-  void clear() { woken.clear(); }
-};
 
 /// What all clients of a store together may keep in it.
 struct StoreLimits {
@@ -38,6 +31,18 @@ struct StoreLimits {
   std::size_t max_bytes = std::size_t{4} << 30;  ///< as StoreCore::num_bytes() counts them
   std::size_t max_waits = 10'000'000;            ///< as StoreCore::num_waits() counts them
 };
+
+/// One change of a StoreCore, as what became of it (a counter's new value, not the sum that was asked for).
+/// Applied in order to an empty store, the changes make the same store (StoreCore::apply). Views are the
+/// caller's.
+struct StoreChange {
+  enum class Kind : std::uint8_t { kSet, kAppend, kErase, kPush, kPop, kLast = kPop };
+  Kind kind = Kind::kSet;
+  std::string_view key;         ///< or the queue's name
+  std::string_view value = {};  ///< kSet, kAppend, kPush
+};
+/// Takes every change, in order.
+using StoreSink = std::function<void(const StoreChange&)>;
 
 class StoreCore {
  public:
@@ -48,22 +53,24 @@ class StoreCore {
   /// Of a client that is closed for it.
   [[nodiscard]] std::string take_excess() { return std::exchange(excess_, {}); }
 
-  void set(std::string_view key, std::string_view value, Effects& effects);
+  /// Whose waits operations have ended, in order: each gets one STOP_WAITING byte. The caller clears it.
+  [[nodiscard]] std::vector<ClientId>& woken() { return woken_; }
+
+  void set(std::string_view key, std::string_view value);
   /// key, value, key, value, ...: all of them, or none.
-  void multi_set(std::span<const std::string_view> pairs, Effects& effects);
-  void append(std::string_view key, std::string_view value, Effects& effects);
+  void multi_set(std::span<const std::string_view> pairs);
+  void append(std::string_view key, std::string_view value);
 
   /// The value to report: the current one afterwards, or `expected` itself when the key is absent and that is
   /// not empty. Valid until the next change.
-  std::string_view compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                               Effects& effects);
+  std::string_view compare_set(std::string_view key, std::string_view expected, std::string_view desired);
 
   /// Empty when the key is absent. Valid until the next change.
   [[nodiscard]] std::string_view get(std::string_view key) const;
 
   /// The new value of a decimal counter (absent: 0); nothing, and no change, if the current value begins with
   /// no number that fits 64 bits.
-  std::optional<std::int64_t> add(std::string_view key, std::int64_t delta, Effects& effects);
+  std::optional<std::int64_t> add(std::string_view key, std::int64_t delta);
 
   /// True if every name is a key, or a queue that is not empty.
   [[nodiscard]] bool check(std::span<const std::string_view> keys) const;
@@ -78,14 +85,14 @@ class StoreCore {
   bool delete_key(std::string_view key);
   [[nodiscard]] const KeyMap<std::string>& keys() const { return keys_; }
 
-  void queue_push(std::string_view name, std::string_view element, Effects& effects);
+  void queue_push(std::string_view name, std::string_view element);
   /// The oldest element; nothing when the queue is empty.
   std::optional<std::string> queue_pop(std::string_view name);
   [[nodiscard]] std::int64_t queue_len(std::string_view name) const;
 
   enum class Barrier { kOpen, kWaiting, kNotANumber };
   /// Counts the client in at `key`; it waits unless it was the last of `world_size`.
-  Barrier barrier(ClientId client, std::string_view key, std::int64_t world_size, Effects& effects);
+  Barrier barrier(ClientId client, std::string_view key, std::int64_t world_size);
 
   /// The client waits at a barrier in which it is counted already.
   void stay_at_barrier(ClientId client, std::string_view key) { waits_.add(client, key); }
@@ -164,6 +171,7 @@ class StoreCore {
   Entries keys_;
   KeyMap<std::deque<std::string>> queues_;  // none is empty
   WaitTable waits_;
+  std::vector<ClientId> woken_;
   std::size_t num_bytes_ = 0;
   std::string_view (*group_of_)(std::string_view key) = nullptr;
   KeyMap<std::unordered_set<std::string_view, KeyHash>>

@@ -22,12 +22,9 @@ std::string_view TorchrunJobs::state_of(std::string_view key) {
 void TorchrunJobs::joined(ClientId client, std::string_view state) {
   std::set<std::string>& states = states_[client];
   if (states.size() >= kMaxStates || !states.emplace(state).second) return;
-  agents_[std::string(state)].insert(client);
-  const auto place = places_.find(state);
-  if (place == places_.end()) return;
-  const auto deserted = place->second;
-  places_.erase(place);
-  deserted_.erase(deserted);
+  Job& job = jobs_[std::string(state)];
+  job.agents.insert(client);
+  due_.erase({std::exchange(job.due, Instant::max()), std::string(state)});
 }
 
 void TorchrunJobs::left(ClientId client, Instant now) {
@@ -35,35 +32,33 @@ void TorchrunJobs::left(ClientId client, Instant now) {
   const auto found = states_.find(client);
   if (found == states_.end()) return;
   for (const std::string& state : found->second) {
-    const auto agents = agents_.find(state);
-    agents->second.erase(client);
-    if (!agents->second.empty()) continue;
-    agents_.erase(agents);
-    desert(state, now);
+    Job& job = jobs_.find(state)->second;
+    job.agents.erase(client);
+    if (job.agents.empty()) desert(state, job, now);
   }
   states_.erase(found);
 }
 
 void TorchrunJobs::found(std::string_view state, Instant now) {
-  if (is_state(state)) desert(state, now);
+  if (is_state(state)) desert(std::string(state), jobs_[std::string(state)], now);
 }
 
-void TorchrunJobs::desert(std::string_view state, Instant now) {
-  deserted_.emplace_back(now + keep_, state);
-  places_.emplace(deserted_.back().second, std::prev(deserted_.end()));
+void TorchrunJobs::desert(const std::string& state, Job& job, Instant now) {
+  job.due = now + keep_;
+  due_.emplace(job.due, state);
 }
 
 Instant TorchrunJobs::next_deadline() const {
-  if (deserted_.size() > kMaxDeserted) return Instant::min();
-  return deserted_.empty() ? Instant::max() : deserted_.front().first;
+  if (due_.size() > kMaxDeserted) return Instant::min();
+  return due_.empty() ? Instant::max() : due_.begin()->first;
 }
 
 std::vector<std::string> TorchrunJobs::take_due(Instant now) {
   std::vector<std::string> out;
-  while (!deserted_.empty() && (deserted_.size() > kMaxDeserted || deserted_.front().first <= now)) {
-    places_.erase(deserted_.front().second);
-    out.push_back(std::move(deserted_.front().second));
-    deserted_.pop_front();
+  while (!due_.empty() && (due_.size() > kMaxDeserted || due_.begin()->first <= now)) {
+    out.push_back(due_.begin()->second);
+    jobs_.erase(out.back());
+    due_.erase(due_.begin());
   }
   return out;
 }

@@ -7,7 +7,6 @@
 // "/torch.rendezvous.<id>.<round>/").
 #pragma once
 
-#include <list>
 #include <map>
 #include <set>
 #include <string>
@@ -48,13 +47,16 @@ class TorchrunJobs {
   [[nodiscard]] std::vector<std::string> take_due(Instant now);
 
  private:
-  void desert(std::string_view state, Instant now);
+  struct Job {
+    std::set<ClientId> agents;
+    Instant due = Instant::max();  // max: it has agents
+  };
+  void desert(const std::string& state, Job& job, Instant now);
 
   Millis keep_;
-  std::map<std::string, std::set<ClientId>, std::less<>> agents_;  // none is empty
-  std::unordered_map<ClientId, std::set<std::string>> states_;     // of each agent, mostly one
-  std::list<std::pair<Instant, std::string>> deserted_;            // when they are due, the first one first
-  std::map<std::string_view, std::list<std::pair<Instant, std::string>>::iterator> places_;
+  std::map<std::string, Job, std::less<>> jobs_;                // by state
+  std::unordered_map<ClientId, std::set<std::string>> states_;  // of each agent, mostly one
+  std::set<std::pair<Instant, std::string>> due_;               // of the deserted ones
 };
 
 }  // namespace muster

@@ -27,14 +27,10 @@ class WaitTable {
   bool remove(ClientId client);
 
   /// The key exists or has changed: clients for whom it was the last missing one are appended to `woken`, in
-  /// the order in which they began to wait for it.
-  void arrived(std::string_view key, std::vector<ClientId>& woken) {
-    if (!waits_.empty()) satisfy_all(key, false, woken);  // the usual case of a SET: no second hash
-  }
-
-  /// One element came into a queue: as arrived(), but stops at the first client it wakes.
-  void element_arrived(std::string_view key, std::vector<ClientId>& woken) {
-    if (!waits_.empty()) satisfy_all(key, true, woken);
+  /// the order in which they began to wait for it. `first_only`: stops at the first client it wakes, as for
+  /// one element that came into a queue.
+  void arrived(std::string_view key, std::vector<ClientId>& woken, bool first_only = false) {
+    if (!waits_.empty()) satisfy_all(key, first_only, woken);  // the usual case of a SET: no second hash
   }
 
   [[nodiscard]] bool waiting(ClientId client) const { return waits_.contains(client); }
@@ -65,7 +61,6 @@ class WaitTable {
   /// Takes one registration away; true if it was its client's last.
   bool satisfy(Registration& registration);
   void unlink(Registration& registration);
-  /// `first_only`: stops at the first client it wakes.
   void satisfy_all(std::string_view key, bool first_only, std::vector<ClientId>& woken);
 
   std::size_t num_registrations_ = 0;

@@ -77,7 +77,6 @@ std::size_t Decoder::reject(std::string text) {
 
 void Decoder::start_over() {
   delivered_ = false;
-  op_known_ = false;
   undecided_ = false;
   step_ = 0;
   at_ = 0;
@@ -139,7 +138,6 @@ std::size_t Decoder::begin_request(std::string_view bytes) {
       op_ = Op::kDeleteKey;  // provisional
     }
   }
-  op_known_ = true;
   layout_ = op_info(op_).layout;
   at_ = 1;
   return kDone;
@@ -173,9 +171,8 @@ std::size_t Decoder::take_count(std::string_view bytes) {
 }
 
 std::size_t Decoder::advance(std::string_view bytes) {
-  if (!op_known_) {
+  if (at_ == 0)
     if (const std::size_t need = begin_request(bytes); need != kDone) return need;
-  }
   for (; step_ < layout_.size(); ++step_) {
     std::size_t need = kDone;
     switch (layout_[step_]) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,7 +47,9 @@ class Decoder {
   /// Kept here of a request that is not whole.
   [[nodiscard]] std::size_t num_pending_bytes() const { return pending_.size(); }
   /// The request being decoded, for error texts; only while in_request().
-  [[nodiscard]] std::string_view current_op() const { return op_known_ ? op_info(op_).name : "first bytes"; }
+  [[nodiscard]] std::string_view current_op() const { return at_ > 0 ? op_info(op_).name : "first bytes"; }
+  /// That were decoded so far.
+  [[nodiscard]] std::uint64_t num_requests() const { return num_requests_; }
   /// Why the connection must be closed.
   [[nodiscard]] const std::string& error() const { return error_; }
 
@@ -70,13 +73,12 @@ class Decoder {
   std::uint64_t num_requests_ = 0;
 
   // The request under way.
-  bool op_known_ = false;
   bool delivered_ = false;  // it was handed out; the next call starts over
   bool undecided_ = false;  // byte 8 of an old client, its key complete
   Op op_ = Op::kPing;
   std::string_view layout_;
   std::size_t step_ = 0;          // position in layout_
-  std::size_t at_ = 0;            // bytes of the request decoded so far
+  std::size_t at_ = 0;            // bytes of the request decoded so far; 0: its opcode is not known
   bool count_known_ = false;      // within K or P
   std::size_t strings_left_ = 0;  // within K or P
   std::int64_t number_ = 0;

@@ -18,7 +18,7 @@
 
 #include "rendezvous/coordinator/job_record.h"
 #include "rendezvous/proxy/hosted_record.h"
-#include "rendezvous/store/store_change.h"
+#include "rendezvous/store/store_core.h"
 
 namespace muster::journal {
 
@@ -72,3 +72,26 @@ struct Replayed {
 [[nodiscard]] Replayed replay(std::string_view file, const LogSink& to);
 
 }  // namespace muster::journal
+
+namespace muster {
+
+/// The store, the jobs and the hosted stores that the records of a log describe, to be moved into the servers
+/// that go on with them.
+struct RecoveredState {
+  StoreCore store;
+  JobRecords jobs;
+  SavedStores hosted;
+
+  [[nodiscard]] journal::LogSink sink() {
+    return [this](const journal::LogRecord& record) {
+      if (const auto* change = std::get_if<StoreChange>(&record))
+        store.apply(*change);
+      else if (const auto* job = std::get_if<JobChange>(&record))
+        muster::apply(*job, jobs);
+      else
+        muster::apply(std::get<HostedChange>(record), hosted);
+    };
+  }
+};
+
+}  // namespace muster

@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <filesystem>
-#include <random>
+#include <memory>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/key_map.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster {
@@ -25,37 +26,22 @@ bool no_room(int error_number) {
   return error_number == ENOSPC || error_number == EDQUOT || error_number == EFBIG;
 }
 
-std::uint64_t random_salt() {
-  std::random_device random;
-  return std::uint64_t{random()} << 32 | random();
-}
-
-// The whole file, for reading.
-class Mapping {
- public:
-  static Result<Mapping> of(int fd, const std::string& path) {
-    struct stat status {};
-    if (::fstat(fd, &status) != 0) return fail(errno_error("fstat " + path, errno));
-    Mapping out;
-    out.size_ = static_cast<std::size_t>(status.st_size);
-    if (out.size_ == 0) return out;
-    out.data_ = ::mmap(nullptr, out.size_, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (out.data_ == MAP_FAILED) return fail(errno_error("mmap " + path, errno));
-    return out;
-  }
-  Mapping(Mapping&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  Mapping& operator=(Mapping&&) = delete;
-  ~Mapping() {
-    if (size_ > 0 && data_ != MAP_FAILED) ::munmap(data_, size_);
-  }
-  [[nodiscard]] std::string_view bytes() const { return {static_cast<const char*>(data_), size_}; }
-
- private:
-  Mapping() = default;
-  void* data_ = nullptr;
-  std::size_t size_ = 0;
+struct Unmap {
+  std::size_t size = 0;
+  void operator()(char* begin) const { ::munmap(begin, size); }
 };
+using Mapping = std::unique_ptr<char, Unmap>;
+
+// The whole file, for reading; nullptr: it is empty.
+Result<Mapping> map_file(int fd, const std::string& path) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return fail(errno_error("fstat " + path, errno));
+  const auto size = static_cast<std::size_t>(status.st_size);
+  if (size == 0) return Mapping();
+  void* begin = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
+  if (begin == MAP_FAILED) return fail(errno_error("mmap " + path, errno));
+  return Mapping(static_cast<char*>(begin), Unmap{size});
+}
 
 Result<UniqueFd> take_lock(const std::string& directory) {
   const std::string path = directory + "/lock";
@@ -124,9 +110,10 @@ Result<LogFile::Opened> LogFile::open(const std::string& directory, const journa
     return out;
   }
 
-  MUSTER_TRY(const Mapping mapping, Mapping::of(file.fd_.get(), file.path_));
-  const journal::Replayed replayed = journal::replay(mapping.bytes(), to);
-  const std::size_t tail = mapping.bytes().size() - replayed.good_bytes;
+  MUSTER_TRY(const Mapping mapping, map_file(file.fd_.get(), file.path_));
+  const std::string_view bytes(mapping.get(), mapping.get_deleter().size);
+  const journal::Replayed replayed = journal::replay(bytes, to);
+  const std::size_t tail = bytes.size() - replayed.good_bytes;
   switch (replayed.end) {
     case journal::Replayed::End::kClean:
       break;
@@ -148,7 +135,7 @@ Result<LogFile::Opened> LogFile::open(const std::string& directory, const journa
       break;
   }
   if (::fdatasync(file.fd_.get()) != 0) return fail(file.error("fdatasync", errno));
-  file.salt_ = journal::salt_of(mapping.bytes());
+  file.salt_ = journal::salt_of(bytes);
   file.size_ = replayed.good_bytes;
   out.num_frames = replayed.num_frames;
   return out;
@@ -161,11 +148,7 @@ Result<void> LogFile::append(journal::Encoder& records) {
     if (::ftruncate(fd_.get(), static_cast<off_t>(size_)) != 0) return fail(error("cut", errno));
     return written;
   }
-  if (::fdatasync(fd_.get()) != 0) {
-    Error failed = error("fdatasync", errno);
-    failed.code = ErrorCode::kIo;
-    return fail(std::move(failed));
-  }
+  if (::fdatasync(fd_.get()) != 0) return fail(ErrorCode::kIo, error("fdatasync", errno).message);
   size_ += frame.size();
   return {};
 }
@@ -175,7 +158,7 @@ Result<void> LogFile::rewrite(const Describe& describe) {
   UniqueFd fd(
       retry_eintr([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600); }));
   if (!fd) return fail(errno_error("open " + path, errno));
-  const std::uint64_t salt = random_salt();
+  const std::uint64_t salt = random_sip_key().front();
   std::size_t size = 0;
   Result<void> done;
   const auto add = [&](std::string_view bytes) {
@@ -201,11 +184,8 @@ Result<void> LogFile::rewrite(const Describe& describe) {
   fd_ = std::move(fd);
   size_ = size;
   salt_ = salt;
-  if (::fsync(directory_fd_.get()) != 0) {
-    Error failed = errno_error("fsync " + directory_, errno);
-    failed.code = ErrorCode::kIo;
-    return fail(std::move(failed));
-  }
+  if (::fsync(directory_fd_.get()) != 0)
+    return fail(ErrorCode::kIo, errno_error("fsync " + directory_, errno).message);
   return {};
 }
 

@@ -61,6 +61,8 @@ void StateLog::finish() {
 
 namespace {
 
+constexpr Millis kRetryInterval{1000};
+
 // The file belongs to the helper thread while that has a job, else to the loop. A write that fails for want
 // of room is tried again; what is recorded meanwhile goes into the next frame.
 class FileStateLog final : public StateLog {
@@ -124,7 +126,7 @@ class FileStateLog final : public StateLog {
     helper_.run([disk = disk_] { return disk->write(); },
                 lifetime_.guard([this, begin](const Result<void>& written) {
                   if (closed_) return;
-                  stats_.syncs.add(std::chrono::duration<double>(SteadyClock::now() - begin).count());
+                  stats_.syncs.add(seconds_between(begin, SteadyClock::now()));
                   written ? on_disk() : on_failure(written.error());
                 }));
   }
@@ -143,10 +145,9 @@ class FileStateLog final : public StateLog {
           "{}; {} bytes of changes wait, and nothing is acknowledged until they are on the disk: make room",
           error.message, disk_->frame.size()));
     problem_ = "its state log cannot be written: " + error.message;
-    timer_.expires_after(options_.retry_interval);
-    timer_.async_wait(lifetime_.guard([this](const boost::system::error_code& failed) {
-      if (!failed && !closed_) try_write();
-    }));
+    lifetime_.call_at(timer_, SteadyClock::now() + kRetryInterval, [this] {
+      if (!closed_) try_write();
+    });
   }
 
   // The keepers stand still meanwhile, so their state is read where it is: a copy of several GiB would take
@@ -154,8 +155,7 @@ class FileStateLog final : public StateLog {
   bool tidy() override {
     if (size_ < rewrite_at_) return false;
     frozen_ = true;
-    const auto describe = [keepers = keepers_, former = &recovered_](const journal::LogSink& to) {
-      former->describe(to);  // what nobody has taken is kept as well
+    const auto describe = [keepers = keepers_](const journal::LogSink& to) {
       for (const StateKeeper* keeper : keepers) keeper->describe(to);
     };
     helper_.run([disk = disk_, describe] { return disk->file.rewrite(describe); },

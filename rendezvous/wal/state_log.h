@@ -3,9 +3,8 @@
 // here. At the end of the loop's turn all of them are written at once, beside the loop; until that is done
 // dirty() holds back whatever could tell of them, and stalled() keeps the servers from taking up more. Then
 // on_committed() releases the output and on_resume() the input. One loop, one thread. Failure: while there is
-// no room nothing is acknowledged and nothing is lost; problem() says so, and it is tried again once in
-// retry_interval, for no kernel tells of room. A failed sync is final: `failed` is called, and the owner has
-// to stop.
+// no room nothing is acknowledged and nothing is lost; problem() says so, and it is tried again once a
+// second, for no kernel tells of room. A failed sync is final: `failed` is called, and the owner has to stop.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,6 @@
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/metrics_text.h"
 #include "rendezvous/wal/journal.h"
-#include "rendezvous/wal/recovered_state.h"
 
 namespace muster::net {
 
@@ -31,7 +29,6 @@ struct StateLogOptions {
   /// The log is rewritten when it is twice as long as it was after the last time, and not before it is so
   /// long.
   std::size_t rewrite_min_bytes = std::size_t{4} << 20;
-  Millis retry_interval{1000};
   std::function<void(const Error&)> failed;  ///< called once, from the loop
 };
 
@@ -63,7 +60,8 @@ class StateLog : public std::enable_shared_from_this<StateLog> {
                                                               const StateLogOptions& options, const Log& log);
   virtual ~StateLog() = default;
 
-  /// What was kept when it was opened, for those who go on with it.
+  /// What was kept when it was opened, for those who go on with it: they take it before the loop runs, and
+  /// what nobody took is not in a rewritten log.
   [[nodiscard]] RecoveredState& recovered() { return recovered_; }
   void record(const journal::LogRecord& record);
   /// record(), for as long as this lives.
@@ -74,8 +72,8 @@ class StateLog : public std::enable_shared_from_this<StateLog> {
   /// Waits for a snapshot that is being written.
   virtual void detach(StateKeeper& keeper) { std::erase(keepers_, &keeper); }
 
-  /// True while a change is not kept. The reference is valid as long as the log.
-  [[nodiscard]] const bool& dirty() const { return dirty_; }
+  /// True while a change is not kept.
+  [[nodiscard]] bool dirty() const { return dirty_; }
   /// It is being written: take up nothing that might be recorded.
   [[nodiscard]] bool stalled() const { return stalled_; }
   /// Why it cannot be written for now, for people; empty: it can.

@@ -29,7 +29,7 @@ FOLDERS = [
     ("launcher/plan", "cli hardware job network process text", "from options to a Job"),
     ("launcher/output", "cli job network process text rendezvous/net", "the workers' lines: files, terminal, folding"),
     ("launcher/process", "hardware job text", "starting, watching and ending processes"),
-    ("launcher/network", "job rendezvous/net rendezvous/server", "addresses and names of this host"),
+    ("launcher/network", "job rendezvous/net", "addresses and names of this host"),
     ("launcher/cli", "job text", "options as a table, and the command line read by it"),
     ("launcher/job", "hardware text rendezvous/etcd rendezvous/net rendezvous/protocol",
      "values without I/O: Job, Outcome, Cause, policies"),

@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
   std::fflush(stdout);
 
   Poller poller;
-  const int listening = listener->fd.get();
+  const int listening = listener->fds.front().get();
   poller.add(listening, EPOLLIN, static_cast<std::uint64_t>(listening));
   std::unordered_map<int, UniqueFd> clients;
   std::string scratch(65536, '\0');

@@ -96,7 +96,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   JobsOptions options;
   options.max_nodes_per_job = 3;
   Jobs jobs(options);
-  JobsEffects effects;
   Instant now{std::chrono::hours(1)};
   for (ConnectionId id = 0; id < 4; ++id) jobs.connected(id, id == 3 ? "b" : "a", "10.0.0.1");
   // The workers' stores hear what is theirs, by two nodes of one generation.
@@ -115,15 +114,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       check(stores.num_connections() <= 6);
     }
     if (const auto* question = std::get_if<control::Query>(&message)) look_in(jobs, *question, now);
-    jobs.receive(turn % 4, message, now, effects);
+    jobs.receive(turn % 4, message, now);
     turn = turn / 4 + turn * 7 + message.index();
     if (turn % 5 == 0) now += Millis(turn % 20'000);
     if (turn % 11 == 0) {
-      jobs.disconnected(turn % 4, "reset", now, effects);
+      jobs.disconnected(turn % 4, "reset", now);
       stores.disconnected(turn % 2);
       jobs.connected(turn % 4, "a", "10.0.0.2");
     }
-    jobs.advance(now, effects);
+    jobs.advance(now);
     check(jobs.next_deadline() > now);
   }
   return 0;

@@ -30,11 +30,13 @@ struct Site {
   Site()
       : listener(net::open_status_listener("--metrics-addr", "127.0.0.1:0").value()),
         port(listener.port),
-        server(loop, std::move(listener), [](std::string_view path) -> std::optional<net::StatusReply> {
-          check(path.find('\n') == std::string::npos && path.find('?') == std::string::npos);
-          if (path.size() > 8) return std::nullopt;
-          return net::StatusReply{.body = std::string(path)};
-        }) {}
+        server(loop, std::move(listener),
+               [](const net::StatusRequest& request) -> std::optional<net::StatusReply> {
+                 const std::string_view path = request.path;
+                 check(path.find('\n') == std::string::npos && path.find('?') == std::string::npos);
+                 if (path.size() > 8) return std::nullopt;
+                 return net::StatusReply{.body = std::string(path)};
+               }) {}
 
   // All that the server answers to `bytes`, in pieces of at most `most`, up to its end.
   std::string ask(std::string_view bytes, std::size_t most, std::uint32_t seed) {

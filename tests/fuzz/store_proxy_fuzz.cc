@@ -16,7 +16,7 @@
 #include "rendezvous/proxy/hosted_stores.h"
 #include "rendezvous/proxy/request_forwarder.h"
 #include "rendezvous/store/session.h"
-#include "rendezvous/wal/recovered_state.h"
+#include "rendezvous/wal/journal.h"
 #include "tests/support/log_records.h"
 
 namespace {
@@ -55,9 +55,8 @@ struct Said {
 Said direct(std::string_view bytes) {
   StoreCore core;
   std::optional<Session> session(std::in_place, 1, core, limits());
-  Effects effects;
   Said said;
-  if (session->receive(bytes, said.out, effects) == Session::State::kClose) {
+  if (session->receive(bytes, said.out) == Session::State::kClose) {
     said.closed = session->close_reason();
     session.reset();
   }
@@ -68,7 +67,7 @@ Said direct(std::string_view bytes) {
 // A node with its workers, and the coordinator.
 class Node {
  public:
-  Node() : forwarder_(3, {limits().wire, limits().legacy}) {
+  Node() : forwarder_(3, limits().wire, limits().legacy) {
     start_coordinator();
     connect();
   }

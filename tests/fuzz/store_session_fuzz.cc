@@ -27,24 +27,23 @@ bool pauses(muster::Session::State state) {
   return state == muster::Session::State::kOutputFull;
 }
 
-void feed(Client& client, std::string_view piece, bool settle) {
+void feed(Client& client, muster::StoreCore& core, std::string_view piece, bool settle) {
   std::string out;
-  muster::Effects effects;
   while (!client.closed) {
     const std::size_t before = piece.size();
-    auto state = client.session.receive(piece, out, effects);
-    if (settle && state == muster::Session::State::kUndecided) state = client.session.settle(out, effects);
+    auto state = client.session.receive(piece, out);
+    if (settle && state == muster::Session::State::kUndecided) state = client.session.settle(out);
     if (state == muster::Session::State::kClose) {
       if (client.session.close_reason().empty()) std::abort();
       client.closed = true;
     } else if (!pauses(state)) {
       if (!piece.empty()) std::abort();
       return;
-    } else if (piece.size() == before && out.empty() && effects.empty()) {
+    } else if (piece.size() == before && out.empty() && core.woken().empty()) {
       std::abort();  // asks to send or deliver and has nothing
     }
     out.clear();
-    effects.clear();
+    core.woken().clear();
   }
 }
 
@@ -61,7 +60,6 @@ struct Said {
 Said say(std::string_view bytes, const muster::SessionLimits& limits, std::minstd_rand* random) {
   muster::StoreCore core;
   muster::Session session(1, core, limits);
-  muster::Effects effects;
   Said said;
   while (!bytes.empty() && said.close_reason.empty()) {
     const std::size_t size =
@@ -71,10 +69,10 @@ Said say(std::string_view bytes, const muster::SessionLimits& limits, std::minst
     std::string out;
     auto state = muster::Session::State::kOutputFull;
     while (pauses(state)) {
-      state = session.receive(piece, out, effects);
+      state = session.receive(piece, out);
       said.out += out;
       out.clear();
-      effects.clear();
+      core.woken().clear();
     }
     if (state == muster::Session::State::kClose) said.close_reason = session.close_reason();
   }
@@ -99,7 +97,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const auto control = static_cast<std::uint8_t>(rest.front());
       rest.remove_prefix(1);
       const std::string_view piece = rest.substr(0, std::min<std::size_t>(control >> 2, rest.size()));
-      feed(clients[control & 1], piece, (control & 2) != 0);
+      feed(clients[control & 1], core, piece, (control & 2) != 0);
       rest.remove_prefix(piece.size());
     }
   }

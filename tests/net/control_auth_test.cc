@@ -145,7 +145,7 @@ TEST_CASE("what an agent once said proves nothing on another connection") {
   const auto refused = receive_messages(cluster, second.get(), 3);  // Challenge, Refused, end
   REQUIRE(refused.size() == 2);
   REQUIRE(std::get<control::Refused>(refused[1]).reason == control::Refused::Reason::kAuthentication);
-  REQUIRE(cluster.server->coordinator().stats().num_refused == 1);
+  REQUIRE(num_refused(cluster) == 1);
 }
 
 TEST_CASE("a version that nobody speaks is refused in words") {
@@ -166,7 +166,7 @@ TEST_CASE("garbage, silence and early messages close only their own connection")
   Agent a(cluster, "n1", nodes(1));
   a.start(cluster);
   cluster.wait([&] { return !a.assignments.empty(); });
-  const auto refused = cluster.server->coordinator().stats().num_refused;  // of a slow machine: its first try
+  const auto refused = num_refused(cluster);  // of a slow machine: its first try
   UniqueFd garbage = connect_raw(cluster.server->port());
   UniqueFd silent = connect_raw(cluster.server->port());
   UniqueFd early = connect_raw(cluster.server->port());
@@ -178,12 +178,12 @@ TEST_CASE("garbage, silence and early messages close only their own connection")
   cluster.wait([&] { return ::send(early.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
   (void)receive_messages(cluster, garbage.get(), 100);
   (void)receive_messages(cluster, early.get(), 100);
-  REQUIRE(cluster.server->coordinator().stats().num_refused == refused + 2);
+  REQUIRE(num_refused(cluster) == refused + 2);
   advance_clock(cluster.loop, options.handshake_timeout);
   (void)receive_messages(cluster, silent.get(), 100);
-  REQUIRE(cluster.server->coordinator().stats().num_refused == refused + 3);
+  REQUIRE(num_refused(cluster) == refused + 3);
   REQUIRE_FALSE(a.lost);
-  a.client->finished(0);
+  a.client->send_until_over(control::Finished{0});
   cluster.wait([&] { return a.closed.has_value(); });
 }
 
@@ -203,7 +203,7 @@ TEST_CASE("a recorded session says nothing a second time, to a coordinator or to
     });
   };
   relaying([&] { return !a.assignments.empty(); });
-  a.client->stop_job("enough", 3);
+  a.client->send_until_over(control::Stop{3, "enough"});
   relaying([&] { return a.closed.has_value(); });
   a.client->close();
   recorder.hang_up();
@@ -267,7 +267,7 @@ TEST_CASE("peers that prove nothing make room for one more, and for agents") {
   cluster.wait([&] { return !a.assignments.empty(); });
   REQUIRE(receive_messages(cluster, unauthenticated[0].get(), 1).empty());  // the oldest was closed
   REQUIRE(cluster.server->coordinator().stats().num_open == 3);
-  REQUIRE(cluster.server->coordinator().stats().num_refused == 1);
+  REQUIRE(num_refused(cluster) == 1);
 }
 
 TEST_CASE("an agent that describes itself at too great length is told the limit") {
@@ -300,7 +300,7 @@ TEST_CASE("unfinished messages of all agents together are bounded") {
   cluster.wait([&] { return ::send(greedy.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0; });
   (void)receive_messages(cluster, greedy.get(), 100);
   REQUIRE(cluster.server->coordinator().stats().num_open == 1);
-  a.client->finished(0);
+  a.client->send_until_over(control::Finished{0});
   cluster.wait([&] { return a.closed.has_value(); });
 }
 

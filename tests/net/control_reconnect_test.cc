@@ -78,7 +78,7 @@ TEST_CASE("within the grace an agent reconnects by itself and its workers run on
   });
   REQUIRE(a.over.empty());
   REQUIRE(b.over.empty());
-  b.client->worker_failed({0, 2, 7, true, false, "rank 2 failed"});
+  b.client->send_until_over(control::WorkerFailed{0, 2, 7, true, false, "rank 2 failed"});
   cluster.wait([&] { return !a.over.empty() && !b.over.empty(); });
   a.client->ready(0, 0);
   b.client->ready(0, 0);
@@ -168,7 +168,7 @@ TEST_CASE("how far a node's workers came is told again where its connection brok
   a.start(cluster);
   b.start(cluster);
   cluster.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
-  a.client->worker_failed({0, 0, 7, true, false, "rank 0 failed", {0, 100}});
+  a.client->send_until_over(control::WorkerFailed{0, 0, 7, true, false, "rank 0 failed", {0, 100}});
   cluster.wait([&] { return !a.over.empty() && !b.over.empty(); });
   b.client->ready(0, 0, {0, 150});
   between.cut();  // before anybody has read it
@@ -180,7 +180,7 @@ TEST_CASE("how far a node's workers came is told again where its connection brok
   REQUIRE_FALSE(b.lost);
 
   // Nor where it was read.
-  b.client->worker_failed({1, 2, 7, true, false, "rank 2 failed", {0, 170}});
+  b.client->send_until_over(control::WorkerFailed{1, 2, 7, true, false, "rank 2 failed", {0, 170}});
   cluster.wait([&] { return a.over.size() == 2 && b.over.size() == 2; });
   b.client->ready(1, 0, {0, 180});
   cluster.wait([&] { return cluster.server->coordinator().jobs().find_round("job")->num_ready == 1; });

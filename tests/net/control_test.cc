@@ -71,7 +71,8 @@ TEST_CASE("a worker's failure stops everybody, and success ends the job for ever
   a.start(cluster);
   b.start(cluster);
   cluster.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
-  b.client->worker_failed({.generation = 0, .rank = 3, .exit_code = 7, .text = "rank 3 exited with code 7"});
+  b.client->send_until_over(
+      control::WorkerFailed{.generation = 0, .rank = 3, .exit_code = 7, .text = "rank 3 exited with code 7"});
   cluster.wait([&] { return !a.over.empty() && !b.over.empty(); });
   REQUIRE(a.over[0].cause.rank == 3);
   REQUIRE(a.over[0].cause.exit_code == 7);
@@ -81,13 +82,13 @@ TEST_CASE("a worker's failure stops everybody, and success ends the job for ever
   cluster.wait([&] { return a.assignments.size() == 2 && b.assignments.size() == 2; });
   REQUIRE(a.assignments[1].restarts_used == 1);
   REQUIRE(a.assignments[1].group_rank == a.assignments[0].group_rank);
-  b.client->report(1, "n2's part");
+  b.client->send(control::Report{1, {}, -1, "n2's part"});
   const Agent& first = a.assignments[1].group_rank == 0 ? a : b;
   cluster.wait([&] { return !first.reports.empty(); });
   REQUIRE(first.reports[0].payload == "n2's part");
   REQUIRE(first.reports[0].host == "n2");
-  a.client->finished(1);
-  b.client->finished(1);
+  a.client->send_until_over(control::Finished{1});
+  b.client->send_until_over(control::Finished{1});
   cluster.wait([&] { return a.closed && b.closed; });
   REQUIRE(a.closed->cause.kind == Kind::kSucceeded);
 
@@ -121,7 +122,7 @@ TEST_CASE("any agent can stop the job for all") {
   a.start(cluster);
   b.start(cluster);
   cluster.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
-  a.client->stop_job("SIGINT", 130);
+  a.client->send_until_over(control::Stop{130, "SIGINT"});
   cluster.wait([&] { return a.closed && b.closed; });
   REQUIRE(b.closed->cause.kind == Kind::kStopped);
   REQUIRE(b.closed->cause.exit_code == 130);
@@ -136,7 +137,8 @@ TEST_CASE("two jobs on one coordinator do not meet") {
   cluster.wait([&] { return !a.assignments.empty() && !b.assignments.empty(); });
   REQUIRE(a.assignments[0].world_size == 2);
   REQUIRE(cluster.server->coordinator().stats().num_jobs == 2);
-  a.client->worker_failed({.generation = 0, .exit_code = 1, .may_restart = false, .text = "no"});
+  a.client->send_until_over(
+      control::WorkerFailed{.generation = 0, .exit_code = 1, .may_restart = false, .text = "no"});
   cluster.wait([&] { return a.closed.has_value(); });
   REQUIRE_FALSE(b.closed);
 }
@@ -159,7 +161,7 @@ TEST_CASE("a new job waits until the agents of the former one of its name have g
   Agent former(cluster, "n1", nodes(1));
   former.start(cluster);
   cluster.wait([&] { return !former.assignments.empty(); });
-  former.client->finished(0);
+  former.client->send_until_over(control::Finished{0});
   cluster.wait([&] { return former.closed.has_value(); });
   Agent next(cluster, "n1", nodes(1));
   next.start(cluster);
@@ -178,7 +180,7 @@ TEST_CASE("an agent that was away when its job ended hears how, though nobody re
   Agent first(cluster, "n1", nodes(1));
   first.start(cluster);
   cluster.wait([&] { return !first.assignments.empty(); });
-  first.client->finished(0);
+  first.client->send_until_over(control::Finished{0});
   cluster.wait([&] { return first.closed.has_value(); });
   first.client->leave("done", 1s, [] {});
   cluster.wait([&] { return cluster.server->coordinator().stats().num_jobs == 0; });

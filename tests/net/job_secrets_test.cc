@@ -55,7 +55,7 @@ std::optional<Error> join(std::uint16_t port, const std::string& job, std::strin
   const Instant deadline = SteadyClock::now() + kTimeout;
   while (!done && SteadyClock::now() < deadline) loop.run_one_until(deadline);
   REQUIRE(done);
-  if (!lost) client.stop_job("over", 0);
+  if (!lost) client.send_until_over(control::Stop{0, "over"});
   return lost;
 }
 

@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <future>
 #include <netinet/in.h>
+#include <numeric>
 #include <sys/socket.h>
 #include <thread>
 #include <utility>
@@ -74,7 +75,7 @@ TEST_CASE("the server listens on every address, IPv6 and IPv4") {
   boost::asio::io_context loop(1);
   const auto server = Server::listen(loop, {}, kQuiet);
   REQUIRE_OK(server);
-  REQUIRE((*server)->address() == "[::]:" + std::to_string((*server)->port()));
+  REQUIRE((*server)->listener().address == "[::]:" + std::to_string((*server)->port()));
   LoopThread thread(loop);
   for (const char* host : {"127.0.0.1", "::1", "localhost"}) {
     const auto client = TcpStore::connect({host, (*server)->port(), -1, 20s});
@@ -153,11 +154,10 @@ TEST_CASE("a server at several addresses has one store, and at no other address 
   boost::asio::io_context loop(1);
   ServerOptions options;
   options.port = port;
-  options.listen_fd = listener->fd.release();
-  for (UniqueFd& other : listener->others) options.more_listen_fds.push_back(other.release());
+  options.listener = std::make_shared<net::Listener>(*std::move(listener));
   const auto server = Server::listen(loop, options, kQuiet);
   REQUIRE_OK(server);
-  REQUIRE((*server)->loopback_only());
+  REQUIRE((*server)->listener().loopback_only);
   LoopThread thread(loop);
   const auto one = TcpStore::connect({"127.0.0.2", port, -1, 20s});
   const auto other = TcpStore::connect({"127.0.0.3", port, -1, 20s});
@@ -234,7 +234,9 @@ TEST_CASE("a client that never reads its answers is closed with a reason, and de
   slow.send(bytes);
   const auto num_refused = [&] {
     std::uint64_t out = 0;
-    thread.call([&] { out = (*server)->stats().num_refused; });
+    thread.call([&] {
+      for (const std::uint64_t count : (*server)->stats().rejections) out += count;
+    });
     return out;
   };
   const Instant deadline = SteadyClock::now() + test::kTimeout;
@@ -285,7 +287,7 @@ TEST_CASE("statistics count connections, refusals, requests, keys and waiters") 
   } while (stats.num_waiting == 0 && SteadyClock::now() < deadline);
   REQUIRE(stats.num_accepted == 3);
   REQUIRE(stats.num_open == 2);
-  REQUIRE(stats.num_refused == 1);
+  REQUIRE(std::accumulate(stats.rejections.begin(), stats.rejections.end(), std::uint64_t{0}) == 1);
   REQUIRE(stats.num_requests == 6);
   REQUIRE(stats.num_keys == 1);
   REQUIRE(stats.num_waiting == 1);

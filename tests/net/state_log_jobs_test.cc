@@ -68,7 +68,8 @@ TEST_CASE("agents resume their round across kill -9: no generation ends, and the
   Agent a(loop, keeper.port(), "n1");
   Agent b(loop, keeper.port(), "n2");
   run_until(loop, [&] { return !a.assignments.empty() && !b.assignments.empty(); });
-  a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 1, .text = "first"});
+  a.client->send_until_over(
+      control::WorkerFailed{.generation = 0, .rank = 0, .exit_code = 1, .text = "first"});
   run_until(loop, [&] { return !a.over.empty() && !b.over.empty(); });
   a.client->ready(0, 1);
   b.client->ready(0, 2);
@@ -93,7 +94,8 @@ TEST_CASE("agents resume their round across kill -9: no generation ends, and the
     }
   }
 
-  b.client->worker_failed({.generation = 1, .rank = 1, .exit_code = 1, .text = "second"});
+  b.client->send_until_over(
+      control::WorkerFailed{.generation = 1, .rank = 1, .exit_code = 1, .text = "second"});
   run_until(loop, [&] { return a.over.size() == 2 && b.over.size() == 2; });
   REQUIRE(a.over[1].generation == 1);
   REQUIRE(a.over[1].restarts_used == 2);
@@ -103,8 +105,8 @@ TEST_CASE("agents resume their round across kill -9: no generation ends, and the
   run_until(loop, [&] { return a.assignments.size() == 3 && b.assignments.size() == 3; });
   REQUIRE(a.assignments[2].generation == 2);
   REQUIRE(a.assignments[2].group_rank == a.assignments[0].group_rank);
-  a.client->finished(2);
-  b.client->finished(2);
+  a.client->send_until_over(control::Finished{2});
+  b.client->send_until_over(control::Finished{2});
   run_until(loop, [&] { return a.closed && b.closed; });
   REQUIRE(a.closed->cause.kind == membership::Cause::Kind::kSucceeded);
   REQUIRE_FALSE(a.lost);
@@ -133,7 +135,8 @@ TEST_CASE("agents resume when the coordinator is killed at any moment of a round
         until_death = static_cast<int>(random() % 40);
       }
       if (!a.assignments.empty() && !std::exchange(failed, true))
-        a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 1, .text = "oops"});
+        a.client->send_until_over(
+            control::WorkerFailed{.generation = 0, .rank = 0, .exit_code = 1, .text = "oops"});
       if (!a.over.empty() && !std::exchange(said_a, true)) a.client->ready(0, 1);
       if (!b.over.empty() && !std::exchange(said_b, true)) b.client->ready(0, 2);
       return a.assignments.size() == 2 && !b.assignments.empty() && b.assignments.back().generation == 1;
@@ -186,8 +189,8 @@ TEST_CASE(
   REQUIRE(test::number_from(waiting) == 1);
   REQUIRE(test::number_from(late) == 2);
   REQUIRE(test::number_from(idle) == 1);  // the length of it
-  a.client->finished(0);
-  b.client->finished(0);
+  a.client->send_until_over(control::Finished{0});
+  b.client->send_until_over(control::Finished{0});
   run_until(loop, [&] { return a.closed && b.closed; });
   REQUIRE(a.closed->cause.kind == membership::Cause::Kind::kSucceeded);
   REQUIRE(a.over.empty());

@@ -11,7 +11,7 @@
 #include <random>
 #include <set>
 
-#include "rendezvous/wal/recovered_state.h"
+#include "rendezvous/wal/journal.h"
 #include "tests/support/catch.h"
 #include "tests/support/kept_musterd.h"
 #include "tests/support/store_writer.h"

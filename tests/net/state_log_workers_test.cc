@@ -45,7 +45,7 @@ class ProxyingAgent {
       linked_ = there;
       if (proxy_) proxy_->linked(there);
     };
-    events.store = [this](const control::Message& m) {
+    events.message = [this](const control::Message& m) {
       if (proxy_ && !proxy_->receive(m)) ++num_over;
     };
     events.drained = [this] {

@@ -27,7 +27,8 @@ class Page {
     port_ = listener->port;
     server_ = std::make_unique<StatusServer>(
         loop_, *std::move(listener),
-        [this, bytes](std::string_view path) -> std::optional<StatusReply> {
+        [this, bytes](const StatusRequest& request) -> std::optional<StatusReply> {
+          const std::string_view path = request.path;
           ++asked_;
           if (path == "/healthz") return StatusReply{.status = 503, .body = "{}\n"};
           if (path == "/metrics")
@@ -196,7 +197,7 @@ TEST_CASE("nobody's loop turns while nobody asks") {
   boost::asio::io_context loop(1);
   auto listener = open_status_listener("--metrics-addr", "127.0.0.1:0");
   REQUIRE_OK(listener);
-  StatusServer server(loop, *std::move(listener), [](std::string_view) { return std::nullopt; });
+  StatusServer server(loop, *std::move(listener), [](const StatusRequest&) { return std::nullopt; });
   CHECK(loop.poll() == 0);
 }
 

@@ -43,7 +43,7 @@ struct ProxyingAgent {
       num_links += there ? 1 : 0;
       if (proxy) proxy->linked(there);
     };
-    events.store = [this](const control::Message& m) {
+    events.message = [this](const control::Message& m) {
       if (!proxy) return;
       if (const auto received = proxy->receive(m); !received) error = received.error().message;
     };
@@ -60,7 +60,7 @@ struct ProxyingAgent {
         net::StoreProxy::listen(cluster_.loop, m.generation,
                                 {[this](const control::Message& message) { client->send_store(message); },
                                  [this] { return client->unsent_bytes(); }},
-                                {}, Log("test", LogLevel::kOff));
+                                false, Log("test", LogLevel::kOff));
     REQUIRE_OK(made);
     proxy = *std::move(made);
     proxy->linked(linked);
@@ -162,7 +162,8 @@ TEST_CASE("large values do not hold up what is urgent on the same connection") {
     return talks.has_sent_all();
   });
   REQUIRE(most < (std::size_t{512} << 10));
-  b.client->worker_failed({.generation = 0, .rank = 1, .exit_code = 3, .text = "failed"});
+  b.client->send_until_over(
+      control::WorkerFailed{.generation = 0, .rank = 1, .exit_code = 3, .text = "failed"});
   cluster.wait([&] { return a.over.has_value(); });
   // The store of the generation is gone with it.
   REQUIRE(cluster.server->coordinator().stats().num_stores == 0);
@@ -176,7 +177,8 @@ TEST_CASE("the next generation has a store of its own, and the former one's work
   StoreTalk old(cluster, a.proxy->port());
   old.set("/k", "v");
   REQUIRE(old.get("/k") == "v");
-  a.client->worker_failed({.generation = 0, .rank = 0, .exit_code = 3, .text = "failed"});
+  a.client->send_until_over(
+      control::WorkerFailed{.generation = 0, .rank = 0, .exit_code = 3, .text = "failed"});
   cluster.wait([&] { return a.over.has_value(); });
   a.client->ready(0, 0);
   cluster.wait([&] { return a.ready() && a.assigned->generation == 1; });

@@ -349,7 +349,7 @@ TEST_CASE("musterd speaks TLS to agents and TCPStore to programs on one port") {
   REQUIRE(garbage.ended());
   REQUIRE_THAT(daemon.wait_for_line("closed"), Catch::Contains("TLS: "));
   REQUIRE(store.alive());
-  agent.client->finished(0);
+  agent.client->send_until_over(control::Finished{0});
   nobody.wait([&] { return agent.closed.has_value(); });
 }
 
@@ -408,13 +408,12 @@ TEST_CASE("a connection that is closed during its TLS handshake is forgotten") {
   Agent second(cluster, "n2", nodes(1));
   second.options.tls = certificates.client();
   second.start(cluster);
-  const auto& coordinator = cluster.server->coordinator();
-  cluster.wait([&] { return coordinator.stats().num_refused == 1; });
+  cluster.wait([&] { return num_refused(cluster) == 1; });
   REQUIRE(first.ended());
   REQUIRE(num_begun == 1);
   released.set_value();
   cluster.wait([&] { return !second.assignments.empty(); });
-  REQUIRE(coordinator.stats().num_open == 1);
+  REQUIRE(cluster.server->coordinator().stats().num_open == 1);
   REQUIRE_FALSE(second.lost);
 }
 
@@ -456,7 +455,7 @@ TEST_CASE("at SIGHUP musterd reads its certificate again, and keeps the one it h
   REQUIRE_THAT(daemon.wait_for_line("as they were"), Catch::Contains("--tls-cert"));
   REQUIRE(joins("unknown"));
   // Who has joined stays, whatever the certificate was.
-  agents[0]->client->finished(0);
+  agents[0]->client->send_until_over(control::Finished{0});
   nobody.wait([&] { return agents[0]->closed.has_value(); });
   daemon.signal(SIGTERM);
   REQUIRE(daemon.finish().first == 0);

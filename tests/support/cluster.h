@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <netinet/in.h>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -61,6 +62,11 @@ struct Cluster {
   boost::asio::io_context loop{1};
   std::unique_ptr<net::RendezvousServer> server;
 };
+/// Connections of agents that its coordinator closed or did not take.
+inline std::uint64_t num_refused(const Cluster& cluster) {
+  const auto counts = cluster.server->coordinator().stats().rejections;
+  return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
+}
 
 struct Agent {
   Agent(Cluster& cluster, std::string host, membership::Settings settings,
@@ -80,10 +86,12 @@ struct Agent {
   void start(Cluster& cluster) {
     net::ControlEvents events;
     events.assigned = [this](const auto& m) { assignments.push_back(m); };
-    events.waiting = [this](const auto& m) { waiting = m; };
     events.generation_over = [this](const auto& m) { over.push_back(m); };
     events.closed = [this](const auto& m) { closed = m; };
-    events.report = [this](const auto& m) { reports.push_back(m); };
+    events.message = [this](const control::Message& m) {
+      if (const auto* is = std::get_if<control::Waiting>(&m)) waiting = *is;
+      if (const auto* part = std::get_if<control::Report>(&m)) reports.push_back(*part);
+    };
     events.trying = [this](const auto& m) { tries.push_back(m.message); };
     events.clock = [this](const auto& m) { clock = m; };
     events.lost = [this](const auto& m) { lost = m; };

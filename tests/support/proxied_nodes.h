@@ -14,7 +14,7 @@
 
 #include "rendezvous/proxy/hosted_stores.h"
 #include "rendezvous/proxy/request_forwarder.h"
-#include "rendezvous/wal/recovered_state.h"
+#include "rendezvous/wal/journal.h"
 #include "tests/support/catch.h"
 #include "tests/support/log_records.h"
 
@@ -75,7 +75,7 @@ class ProxiedNodes {
     start_coordinator();
     nodes_.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
-      nodes_[i].forwarder = std::make_unique<RequestForwarder>(generation_, RequestForwarderOptions{});
+      nodes_[i].forwarder = std::make_unique<RequestForwarder>(generation_);
       link(i);
     }
     run();
@@ -193,7 +193,7 @@ class ProxiedNodes {
   /// The node takes part in the present generation.
   void renew(std::size_t number) {
     nodes_[number] = {};
-    nodes_[number].forwarder = std::make_unique<RequestForwarder>(generation_, RequestForwarderOptions{});
+    nodes_[number].forwarder = std::make_unique<RequestForwarder>(generation_);
     stores_->disconnected(number);
     link(number);
     run();

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sessions on one StoreCore without sockets: feed bytes to a client, read what every client got. Does what
-// the server does with effects.
+// the server does for those who are woken.
 #pragma once
 
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "rendezvous/store/session.h"
@@ -34,7 +35,7 @@ class Sessions {
   Session::State feed(ClientId id, std::string_view bytes) {
     Session::State state = Session::State::kClose;
     do {
-      state = clients_[id].session->receive(bytes, clients_[id].out, effects_);
+      state = clients_[id].session->receive(bytes, clients_[id].out);
       deliver();
       if (state == Session::State::kOutputFull) clients_[id].taken += std::exchange(clients_[id].out, {});
     } while (state == Session::State::kOutputFull);
@@ -49,7 +50,7 @@ class Sessions {
   }
 
   Session::State settle(ClientId id) {
-    const Session::State state = clients_[id].session->settle(clients_[id].out, effects_);
+    const Session::State state = clients_[id].session->settle(clients_[id].out);
     deliver();
     return state;
   }
@@ -71,13 +72,11 @@ class Sessions {
   };
 
   void deliver() {
-    for (const ClientId id : effects_.woken) clients_[id].out.push_back(wire::kStopWaiting);
-    effects_.clear();
+    for (const ClientId id : std::exchange(core_.woken(), {})) clients_[id].out.push_back(wire::kStopWaiting);
   }
 
   SessionLimits limits_;
   StoreCore core_;
-  Effects effects_;
   std::vector<Client> clients_;
 };
 

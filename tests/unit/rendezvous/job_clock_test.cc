@@ -61,10 +61,10 @@ TEST_CASE("no deadline of a job comes nearer while its coordinator could do noth
   const auto enter = [&](std::uint64_t node) {
     join.request.id = {0, node};
     t.jobs.connected(node, "a", "127.0.0.1");
-    t.jobs.receive(node, join, clock.now(real), t.effects);
+    t.jobs.receive(node, join, clock.now(real));
   };
   const auto round = [&]() -> const membership::Round* { return t.jobs.find_round("a"); };
-  const auto advance = [&] { t.jobs.advance(clock.now(real), t.effects); };
+  const auto advance = [&] { t.jobs.advance(clock.now(real)); };
   std::function<bool()> over;
   SECTION("a silent node") {
     join.settings.min_nodes = 2;
@@ -86,21 +86,21 @@ TEST_CASE("no deadline of a job comes nearer while its coordinator could do noth
     join.settings.heartbeat_timeout = 1h;
     enter(1);
     enter(2);
-    t.jobs.disconnected(2, "timeout", clock.now(real), t.effects, membership::Break::kOther);
+    t.jobs.disconnected(2, "timeout", clock.now(real), membership::Break::kOther);
     over = [&] { return round()->phase != Phase::kRunning; };
   }
   SECTION("survivors that stop their workers") {
     join.settings.heartbeat_timeout = join.settings.join_timeout = join.settings.last_call_timeout = 1h;
     enter(1);
     enter(2);
-    t.jobs.receive(1, control::WorkerFailed{0, 0, 1, true, false, "x"}, clock.now(real), t.effects);
-    t.jobs.receive(1, control::Ready{0, 1}, clock.now(real), t.effects);
+    t.jobs.receive(1, control::WorkerFailed{0, 0, 1, true, false, "x"}, clock.now(real));
+    t.jobs.receive(1, control::Ready{0, 1}, clock.now(real));
     REQUIRE(round()->num_stopping == 1);
     over = [&] { return !round()->stop_deadline; };
   }
   SECTION("a job that is remembered") {
     enter(1);
-    t.jobs.receive(1, control::Leave{"done"}, clock.now(real), t.effects);
+    t.jobs.receive(1, control::Leave{"done"}, clock.now(real));
     over = [&] { return round() == nullptr; };
   }
   real += 10s;

@@ -241,7 +241,7 @@ TEST_CASE(
   for (const std::uint64_t node : {1, 2, 3}) t.join(node, 1);  // two of them wait as spares
   t.say(1, control::WorkerFailed{0, 0, 9, false, false, "no use"});
   REQUIRE(t.told<control::Closed>(2).size() == 1);
-  t.jobs->disconnected(3, "eof", t.now, t.effects);
+  t.jobs->disconnected(3, "eof", t.now);
   t.crash();
   t.join(4, 1);
   REQUIRE(t.told<control::Refused>(4).size() == 1);
@@ -259,7 +259,7 @@ TEST_CASE(
   t.join(4, 1);  // the first node is expected yet
   REQUIRE(t.told<control::Refused>(4).size() == 1);
   t.pass(kGrace);
-  t.jobs->disconnected(4, "refused", t.now, t.effects);
+  t.jobs->disconnected(4, "refused", t.now);
   t.join(5, 1);
   REQUIRE(t.told<control::Assignment>(5).size() == 1);
 }
@@ -269,11 +269,10 @@ TEST_CASE(
   Table t;
   t.join(1, 2);
   t.join(2, 2);
-  t.jobs->disconnected(2, "reset", t.now,
-                       t.effects);  // it may have been cut off: the job is remembered for it
+  t.jobs->disconnected(2, "reset", t.now);  // it may have been cut off: the job is remembered for it
   t.say(1, control::Ready{0, 1});
   t.say(1, control::Stop{0, "enough", false});
-  t.jobs->disconnected(1, "eof", t.now, t.effects);
+  t.jobs->disconnected(1, "eof", t.now);
   REQUIRE(t.round().phase == Phase::kClosed);
   t.crash();
   SECTION("who was away hears of its end") {
@@ -294,7 +293,7 @@ TEST_CASE("a job that nobody comes back to is forgotten after the grace") {
   t.crash();
   REQUIRE(t.jobs->num_jobs() == 1);
   t.now += kGrace;
-  t.jobs->advance(t.now, t.effects);
+  t.jobs->advance(t.now);
   REQUIRE(t.jobs->num_jobs() == 0);
 }
 
@@ -311,7 +310,7 @@ TEST_CASE(
   Table t;
   t.join(1, 1);
   t.say(1, control::WorkerFailed{0, 0, 9, false, false, "no use"});
-  t.jobs->disconnected(1, "eof", t.now, t.effects);
+  t.jobs->disconnected(1, "eof", t.now);
   REQUIRE(t.round().phase == Phase::kClosed);
   t.join(2, 2);  // the former one is still remembered
   REQUIRE(t.round().phase == Phase::kGathering);

@@ -21,18 +21,17 @@ control::Join join_of(std::uint64_t node, int nodes) {
 
 void sit_down(Table& t, ConnectionId connection, const std::string& job, const control::Join& join) {
   t.jobs.connected(connection, job, "127.0.0.1");
-  t.jobs.receive(connection, join, t.now, t.effects);
+  t.jobs.receive(connection, join, t.now);
 }
 
 // A job of one node, which succeeded ten seconds after its beginning and was forgotten.
 void end_job(Table& t, ConnectionId connection = 1, std::uint64_t node = 1) {
   t.join(connection, "a", node, 1);
   t.now += 10s;
-  t.jobs.receive(connection, control::Finished{t.told<control::Assignment>(connection)->generation}, t.now,
-                 t.effects);
-  t.jobs.receive(connection, control::Leave{"done"}, t.now, t.effects);
-  t.jobs.disconnected(connection, "eof", t.now, t.effects);
-  t.jobs.advance(t.now, t.effects);
+  t.jobs.receive(connection, control::Finished{t.told<control::Assignment>(connection)->generation}, t.now);
+  t.jobs.receive(connection, control::Leave{"done"}, t.now);
+  t.jobs.disconnected(connection, "eof", t.now);
+  t.jobs.advance(t.now);
   t.effects.clear();
 }
 
@@ -62,9 +61,9 @@ TEST_CASE(
     join.age = 1h;
     sit_down(t, 2, "a", join);
     REQUIRE(t.told<control::Closed>(2)->cause.kind == Kind::kSucceeded);
-    t.jobs.receive(2, control::Finished{0}, t.now, t.effects);
-    t.jobs.receive(2, control::Leave{"it is done"}, t.now, t.effects);
-    t.jobs.disconnected(2, "eof", t.now, t.effects);
+    t.jobs.receive(2, control::Finished{0}, t.now);
+    t.jobs.receive(2, control::Leave{"it is done"}, t.now);
+    t.jobs.disconnected(2, "eof", t.now);
     REQUIRE_FALSE(t.told<control::Refused>(2));
     REQUIRE(t.jobs.num_jobs() == 0);
   }
@@ -102,7 +101,7 @@ TEST_CASE("a coordinator that ends with its job lets nobody wait for the next on
   options.outlives_jobs = false;
   Table t(options);
   t.join(1, "a", 1, 1);
-  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  t.jobs.receive(1, control::Finished{0}, t.now);
   t.join(2, "a", 2, 1);
   REQUIRE(t.told<control::Refused>(2)->reason == Reason::kOver);
   REQUIRE(t.told<control::Refused>(2)->text ==
@@ -114,7 +113,7 @@ TEST_CASE("whoever comes to a coordinator's only job, which ended before it bega
   options.outlives_jobs = false;
   Table t(options);
   t.join(1, "a", 1, 2);
-  t.jobs.receive(1, control::Stop{74, "node 0 is unhealthy", false}, t.now, t.effects);
+  t.jobs.receive(1, control::Stop{74, "node 0 is unhealthy", false}, t.now);
   t.now += 1s;
   t.age = 1h;
   t.join(2, "a", 2, 2);
@@ -144,11 +143,11 @@ TEST_CASE("who was refused before the first node came is named when the nodes do
   options.rules->max_restarts = 1;
   Table t(options);
   t.join(1, "a", 1, 3);
-  t.jobs.disconnected(1, "it was refused", t.now, t.effects);
+  t.jobs.disconnected(1, "it was refused", t.now);
   t.join(2, "a", 2, 2);
   t.now += options.rules->join_timeout;
-  t.jobs.receive(2, control::Heartbeat{}, t.now, t.effects);
-  t.jobs.advance(t.now, t.effects);
+  t.jobs.receive(2, control::Heartbeat{}, t.now);
+  t.jobs.advance(t.now);
   REQUIRE_THAT(t.told<control::Closed>(2)->cause.text,
                Catch::Contains("n1: settings: wants --nnodes=3, the job has --nnodes=2"));
 }
@@ -167,9 +166,9 @@ TEST_CASE("no age that an agent may tell does harm") {
     t.age = age;
     t.join(2, "a", 2, 2);
     REQUIRE_FALSE(t.told<control::Refused>(2));
-    t.jobs.receive(2, control::Leave{"done"}, t.now, t.effects);
-    t.jobs.disconnected(2, "eof", t.now, t.effects);
-    t.jobs.advance(t.now, t.effects);
+    t.jobs.receive(2, control::Leave{"done"}, t.now);
+    t.jobs.disconnected(2, "eof", t.now);
+    t.jobs.advance(t.now);
   }
   t.age = Millis::max();
   t.join(3, "a", 3, 2);
@@ -181,14 +180,15 @@ TEST_CASE("of jobs that ended the latest are remembered, in bounded room") {
   const Instant now{1h};
   membership::Cause cause;
   cause.text = std::string(4096, 'x');
-  for (std::size_t i = 0; i <= EndedJobs::kMost; ++i) ended.note(std::to_string(i), now, cause);
+  for (std::size_t i = 0; i <= EndedJobs::kMost; ++i)
+    ended.note(std::to_string(i), now + std::chrono::microseconds(i), cause);
   REQUIRE(ended.outlived_by("0", 1s, now) == nullptr);
   REQUIRE(ended.outlived_by("1", 1s, now) != nullptr);
   REQUIRE(ended.outlived_by("1", 1s, now)->ending.text.size() < 600);
   ended.note("1", now + 10s, {});
   REQUIRE(ended.outlived_by("1", 1s, now + 11s) == nullptr);
   REQUIRE(ended.outlived_by("1", 2s, now + 11s)->ending.text.empty());
-  ended.note("another", now, cause);  // the one that ended first goes, not the name that came first
+  ended.note("another", now + 11s, cause);  // the one that ended first goes, not the name that came first
   REQUIRE(ended.outlived_by("1", 2s, now + 11s) != nullptr);
   REQUIRE(ended.outlived_by("2", 1s, now) == nullptr);
 }
@@ -208,7 +208,7 @@ TEST_CASE("another program under the run id that every job has is refused, and t
           "n2 runs eval.py, and n1 runs train.py: two jobs have met under the run id \"none\", which every "
           "job has that was given none; give each its own --rdzv-id, the same on all of its nodes");
   t.now += 1s;
-  t.jobs.advance(t.now, t.effects);
+  t.jobs.advance(t.now);
   REQUIRE(t.told<control::Waiting>(1)->text == "1/3 nodes; n2 runs eval.py, and n1 runs train.py");
   SECTION("the same program, one that is not told, and that of another role are none") {
     first.request.id = {0, 3};

@@ -13,7 +13,7 @@ TEST_CASE("a spare is told that it is one, and swapped in") {
   t.join(2, "a", 2, 1);
   REQUIRE(t.told<control::Waiting>(2)->outside);
   REQUIRE(t.told<control::Waiting>(2)->master_addresses.empty());  // its workers' store would be here
-  t.jobs.disconnected(1, "reset", t.now, t.effects);
+  t.jobs.disconnected(1, "reset", t.now);
   const auto assignment = t.told<control::Assignment>(2);
   REQUIRE(assignment);
   REQUIRE(assignment->group_rank == 0);
@@ -32,7 +32,7 @@ TEST_CASE(
     message.request.addresses = {"10.0.0." + std::to_string(connection)};
     message.request.master_port = 4711;
     message.settings.max_restarts = 1;
-    t.jobs.receive(connection, message, t.now, t.effects);
+    t.jobs.receive(connection, message, t.now);
   };
   for (const ConnectionId connection : {1, 2, 3}) join(connection);
   for (const ConnectionId connection : {2, 3}) {
@@ -41,7 +41,7 @@ TEST_CASE(
     REQUIRE(t.told<control::Waiting>(connection)->master_host == "n1");
   }
   // And again when there is another one.
-  t.jobs.disconnected(1, "reset", t.now, t.effects);
+  t.jobs.disconnected(1, "reset", t.now);
   REQUIRE(t.told<control::Assignment>(2));
   REQUIRE(t.told<control::Waiting>(3)->master_host == "n2");
 }
@@ -51,7 +51,7 @@ TEST_CASE("a node beyond MAX and the spares that never ran is no success") {
   t.join(1, "a", 1, 1);
   t.join(2, "a", 2, 1);
   REQUIRE(t.told<control::Waiting>(2)->text.find("needs another --rdzv-id") != std::string::npos);
-  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  t.jobs.receive(1, control::Finished{0}, t.now);
   REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kSucceeded);
   REQUIRE_FALSE(t.told<control::Closed>(2));
   const auto refused = t.told<control::Refused>(2);
@@ -68,7 +68,7 @@ TEST_CASE(
   t.join(1, "a", 1, 1);
   t.join(2, "a", 2, 1);
   t.join(3, "a", 3, 1);
-  t.jobs.receive(1, control::Finished{0}, t.now, t.effects);
+  t.jobs.receive(1, control::Finished{0}, t.now);
   REQUIRE(t.told<control::Closed>(2)->cause.kind == membership::Cause::Kind::kSucceeded);
   REQUIRE_FALSE(t.told<control::Refused>(2));
   REQUIRE(t.told<control::Refused>(3));
@@ -81,19 +81,19 @@ TEST_CASE("a member that is asked to stop leaves alone where a spare is there, a
     t.spares = 1;
     t.join(1, "a", 1, 1);
     if (spare) t.join(2, "a", 2, 1);
-    t.jobs.receive(1, control::Stop{143, "stopped by SIGTERM", true}, t.now, t.effects);
+    t.jobs.receive(1, control::Stop{143, "stopped by SIGTERM", true}, t.now);
     REQUIRE(t.told<control::Closed>(1)->cause.kind == membership::Cause::Kind::kStopped);
     REQUIRE(t.told<control::Closed>(1)->cause.exit_code == 143);
     REQUIRE(t.jobs.find_round("a")->phase ==
             (spare ? membership::Phase::kRunning : membership::Phase::kClosed));
     t.effects.clear();
-    t.jobs.receive(1, control::Leave{"it is done"}, t.now, t.effects);
-    t.jobs.disconnected(1, "eof", t.now, t.effects);
+    t.jobs.receive(1, control::Leave{"it is done"}, t.now);
+    t.jobs.disconnected(1, "eof", t.now);
     REQUIRE_FALSE(t.told<control::Refused>(1));
     if (!spare) continue;
     REQUIRE_FALSE(t.told<control::Closed>(2));
     REQUIRE(t.jobs.find_round("a")->restarts_used == 0);
-    t.jobs.receive(2, control::Finished{1}, t.now, t.effects);
+    t.jobs.receive(2, control::Finished{1}, t.now);
     REQUIRE(t.told<control::Closed>(2)->cause.kind == membership::Cause::Kind::kSucceeded);
   }
 }
@@ -105,7 +105,7 @@ TEST_CASE("an unhealthy node that stays takes no spare's place, and who was one 
   t.join(2, "a", 2, 1);
   t.join(3, "a", 3, 1);
   t.join(4, "a", 4, 1);
-  t.jobs.receive(2, control::Finished{0}, t.now, t.effects);
+  t.jobs.receive(2, control::Finished{0}, t.now);
   REQUIRE(t.told<control::Closed>(3)->cause.kind == membership::Cause::Kind::kSucceeded);
   REQUIRE_FALSE(t.told<control::Refused>(3));
   REQUIRE(t.told<control::Refused>(4)->reason == control::Refused::Reason::kOver);

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/status/jobs_page.h"
+#include "rendezvous/status/daemon_metrics.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/jobs_table.h"
 
@@ -73,7 +73,7 @@ TEST_CASE("of a running job somebody who looks in learns its members, its spares
   t.join(2, "a", 2, 2);
   t.join(3, "a", 3, 2);
   t.join(4, "a", 4, 2);
-  t.jobs.receive(2, control::Finished{0}, t.now, t.effects);
+  t.jobs.receive(2, control::Finished{0}, t.now);
   const Answer answer = ask(t, {"a", {}, 0});
   REQUIRE(answer.jobs.at(0).phase == JobState::Phase::kRunning);
   REQUIRE(answer.jobs[0].num_present == 4);
@@ -95,8 +95,8 @@ TEST_CASE("between two generations the nodes that stop their workers are told fr
   Table t;
   t.join(1, "a", 1, 2);
   t.join(2, "a", 2, 2);
-  t.jobs.receive(2, control::WorkerFailed{0, 1, 9, true, false, "killed", {2, 140}}, t.now, t.effects);
-  t.jobs.receive(1, control::Ready{0, 1, {2, 139}}, t.now, t.effects);
+  t.jobs.receive(2, control::WorkerFailed{0, 1, 9, true, false, "killed", {2, 140}}, t.now);
+  t.jobs.receive(1, control::Ready{0, 1, {2, 139}}, t.now);
   const Answer answer = ask(t, {"a", {}, 0});
   REQUIRE(answer.jobs.at(0).phase == JobState::Phase::kRestarting);
   REQUIRE(answer.jobs[0].restarts_used == 1);
@@ -113,9 +113,8 @@ TEST_CASE("a job that is kept shows how it ended, who was part of it, and until 
   options.keep = 60s;
   Table t(options);
   t.join(1, "a", 1, 1);
-  t.jobs.receive(1, control::WorkerFailed{0, 0, 7, false, false, "rank 0 exited with code 7"}, t.now,
-                 t.effects);
-  t.jobs.receive(1, control::Leave{"done"}, t.now, t.effects);
+  t.jobs.receive(1, control::WorkerFailed{0, 0, 7, false, false, "rank 0 exited with code 7"}, t.now);
+  t.jobs.receive(1, control::Leave{"done"}, t.now);
   t.now += 20s;
   const Answer answer = ask(t, {"a", {}, 0});
   REQUIRE(answer.jobs.at(0).phase == JobState::Phase::kEnded);
@@ -151,7 +150,7 @@ TEST_CASE("a job of thousands of nodes is told page by page, each node once") {
   for (int i = 1; i <= kNodes; ++i)
     t.join(static_cast<ConnectionId>(i), "a", static_cast<std::uint64_t>(i), kNodes);
   // Two of the world are gone for good, and still listed.
-  t.jobs.receive(7, control::Leave{"gone"}, t.now, t.effects);
+  t.jobs.receive(7, control::Leave{"gone"}, t.now);
   std::set<std::string> hosts;
   std::size_t pages = 0;
   control::Query question{"a", {}, 0};
@@ -203,7 +202,7 @@ TEST_CASE("a page on the loopback address of another host is neither linked nor 
     message.request.host = job;
     message.request.status_address = "127.0.0.1:9200";
     message.settings.min_nodes = message.settings.max_nodes = 1;
-    t.jobs.receive(connection, message, t.now, t.effects);
+    t.jobs.receive(connection, message, t.now);
   }
   const net::JobToken token = [](std::string_view job) { return fmt::format("of-{}", job); };
   const std::string page = net::jobs_page(t.jobs, token, "1", t.now);

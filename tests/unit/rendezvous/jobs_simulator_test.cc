@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "rendezvous/coordinator/jobs.h"
-#include "rendezvous/wal/recovered_state.h"
+#include "rendezvous/wal/journal.h"
 #include "tests/support/catch.h"
 #include "tests/unit/rendezvous/round_promises.h"
 
@@ -61,7 +61,7 @@ class Coordinator {
     now_ += Millis(below(100) == 0 ? below(200'000) : below(400));
     for (const auto& agent : agents_)
       if (talks(*agent) && below(30) != 0) say(*agent, control::Heartbeat{});
-    if (jobs_->next_deadline() <= now_) jobs_->advance(now_, effects_);
+    if (jobs_->next_deadline() <= now_) jobs_->advance(now_);
     deliver();
     event();
     deliver();
@@ -75,7 +75,7 @@ class Coordinator {
     deliver();
     for (int i = 0; i < 100 && jobs_->next_deadline() != Instant::max(); ++i) {
       now_ = std::max(now_, jobs_->next_deadline());
-      jobs_->advance(now_, effects_);
+      jobs_->advance(now_);
       deliver();
     }
     HOLDS(jobs_->num_jobs() == 0 && saved_->jobs.empty());
@@ -100,7 +100,6 @@ class Coordinator {
   // Killed: who was connected notices, and nobody is told anything.
   void restart() {
     ++restarts;
-    effects_.clear();
     for (const auto& agent : agents_) {
       agent->connection = 0;
       agent->deaf = false;
@@ -108,17 +107,17 @@ class Coordinator {
     const auto records = saved_->jobs;
     begin();
     for (const auto& [name, record] : records)
-      jobs_->restore(std::string(name), record, now_, Millis(1 + below(30'000)), effects_);
+      jobs_->restore(std::string(name), record, now_, Millis(1 + below(30'000)));
     deliver();
   }
 
   void say(const Agent& agent, const control::Message& message) {
-    jobs_->receive(agent.connection, message, now_, effects_);
+    jobs_->receive(agent.connection, message, now_);
   }
 
   void hang_up(Agent& agent, membership::Break how) {
     if (agent.connection == 0) return;
-    jobs_->disconnected(std::exchange(agent.connection, 0), "gone", now_, effects_, how);
+    jobs_->disconnected(std::exchange(agent.connection, 0), "gone", now_, how);
     agent.deaf = false;
   }
 
@@ -135,7 +134,7 @@ class Coordinator {
     jobs_->connected(agent.connection, agent.job, "10.0.0.1");
     say(agent, agent.join);
     if (!took_part) return;
-    for (const Delivery& delivery : effects_.deliveries)
+    for (const Delivery& delivery : jobs_->effects().deliveries)
       if (const auto* closed = std::get_if<control::Closed>(&delivery.message);
           closed != nullptr && delivery.to == std::vector<ConnectionId>{agent.connection})
         took_part = closed->cause != ending;
@@ -187,14 +186,14 @@ class Coordinator {
   }
 
   void deliver() {
-    while (!effects_.deliveries.empty() || !effects_.log.empty()) {
-      const JobsEffects effects = std::exchange(effects_, {});
+    while (!jobs_->effects().deliveries.empty() || !jobs_->effects().log.empty()) {
+      const JobsEffects effects = std::exchange(jobs_->effects(), {});
       for (const std::string& line : effects.log) note(line);
       for (const Delivery& delivery : effects.deliveries) {
         for (const ConnectionId id : delivery.to) hear(id, delivery.message);
         if (!delivery.close) continue;
         for (const ConnectionId id : delivery.to)
-          jobs_->disconnected(id, "closed", now_, effects_, membership::Break::kEnd);
+          jobs_->disconnected(id, "closed", now_, membership::Break::kEnd);
       }
     }
   }
@@ -257,7 +256,6 @@ class Coordinator {
   membership::Settings settings_;
   std::unique_ptr<RecoveredState> saved_ = std::make_unique<RecoveredState>();
   std::unique_ptr<Jobs> jobs_;
-  JobsEffects effects_;
   Instant now_{1h};
   std::vector<std::unique_ptr<Agent>> agents_;
   ConnectionId last_connection_ = 0;

@@ -25,7 +25,7 @@ struct Table {
     message.settings.max_restarts = 1;
     message.settings.spares = spares;
     message.age = age;
-    jobs.receive(connection, message, now, effects);
+    jobs.receive(connection, message, now);
   }
   // What a connection was told last, of one kind.
   template <class T>
@@ -38,7 +38,7 @@ struct Table {
   }
 
   Jobs jobs;
-  JobsEffects effects;
+  JobsEffects& effects = jobs.effects();
   Instant now{std::chrono::hours(1)};
   int spares = 0;
   Millis age{0};  // of the agents

@@ -6,7 +6,6 @@
 #include <random>
 
 #include "rendezvous/store/wire.h"
-#include "rendezvous/wal/recovered_state.h"
 #include "tests/support/catch.h"
 #include "tests/support/hex.h"
 #include "tests/support/log_records.h"
@@ -280,7 +279,6 @@ TEST_CASE("a store that is told what another did becomes the same") {
     CAPTURE(seed);
     std::mt19937 random(seed);
     StoreCore live;
-    Effects effects;
     Log log;
     journal::Encoder encoder;
     live.record_to(into(encoder));
@@ -289,28 +287,28 @@ TEST_CASE("a store that is told what another did becomes the same") {
       const std::string value(random() % 20, static_cast<char>('a' + random() % 26));
       switch (random() % 8) {
         case 0:
-          live.set(key, value, effects);
+          live.set(key, value);
           break;
         case 1:
-          live.append(key, value, effects);
+          live.append(key, value);
           break;
         case 2:
-          (void)live.compare_set(key, random() % 2 == 0 ? live.get(key) : "no", value, effects);
+          (void)live.compare_set(key, random() % 2 == 0 ? live.get(key) : "no", value);
           break;
         case 3:
-          (void)live.add("/n" + key, static_cast<std::int64_t>(random() % 9) - 4, effects);
+          (void)live.add("/n" + key, static_cast<std::int64_t>(random() % 9) - 4);
           break;
         case 4:
           live.delete_key(key);
           break;
         case 5:
-          live.queue_push(key, value, effects);
+          live.queue_push(key, value);
           break;
         case 6:
           live.queue_pop(key);
           break;
         default:
-          (void)live.barrier(1, "/b" + key, 3, effects);
+          (void)live.barrier(1, "/b" + key, 3);
           break;
       }
       if (random() % 3 == 0 && !encoder.empty()) {

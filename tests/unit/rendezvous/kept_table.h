@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "rendezvous/coordinator/jobs.h"
-#include "rendezvous/wal/recovered_state.h"
+#include "rendezvous/wal/journal.h"
 #include "tests/support/catch.h"
 #include "tests/support/log_records.h"
 
@@ -42,11 +42,10 @@ struct Table {
       REQUIRE(record.finished.size() == other.finished.size());
     }
     now += 5s;
-    effects.clear();
     jobs = std::make_unique<Jobs>(JobsOptions{});
-    for (const auto& [name, record] : saved.jobs) jobs->restore(name, record, now, kGrace, effects);
+    for (const auto& [name, record] : saved.jobs) jobs->restore(name, record, now, kGrace);
     jobs->record_to(test::into(log));
-    jobs->advance(now, effects);
+    jobs->advance(now);
   }
 
   int without_progress = 0;
@@ -61,24 +60,22 @@ struct Table {
     message.settings.max_without_progress = without_progress;
     message.settings.cool_down = 0ms;
     message.resume = resume;
-    jobs->receive(node, message, now, effects);
+    jobs->receive(node, message, now);
   }
-  void say(std::uint64_t node, const control::Message& message) {
-    jobs->receive(node, message, now, effects);
-  }
+  void say(std::uint64_t node, const control::Message& message) { jobs->receive(node, message, now); }
   void pass(Millis time) {
     const Instant end = now + time;
     // Agents beat their hearts meanwhile.
     while (now < end) {
       now = std::min(end, now + 1s);
-      for (std::uint64_t node = 1; node <= 4; ++node) jobs->receive(node, control::Heartbeat{}, now, effects);
-      jobs->advance(now, effects);
+      for (std::uint64_t node = 1; node <= 4; ++node) jobs->receive(node, control::Heartbeat{}, now);
+      jobs->advance(now);
     }
   }
   template <class T>
   std::vector<T> told(ConnectionId connection) const {
     std::vector<T> out;
-    for (const Delivery& delivery : effects.deliveries)
+    for (const Delivery& delivery : jobs->effects().deliveries)
       if (std::find(delivery.to.begin(), delivery.to.end(), connection) != delivery.to.end())
         if (const auto* message = std::get_if<T>(&delivery.message)) out.push_back(*message);
     return out;
@@ -90,7 +87,6 @@ struct Table {
 
   journal::Encoder log;
   std::unique_ptr<Jobs> jobs = std::make_unique<Jobs>(JobsOptions{});
-  JobsEffects effects;
   Instant now{1h};
 };
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/wal/recovered_state.h"
+#include "rendezvous/wal/journal.h"
 #include "tests/support/catch.h"
 #include "tests/support/log_records.h"
 #include "tests/support/temporary_directory.h"

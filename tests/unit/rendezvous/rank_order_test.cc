@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/coordinator/rank_order.h"
-
+#include "rendezvous/coordinator/membership.h"
 #include "tests/support/catch.h"
 
 using namespace muster;

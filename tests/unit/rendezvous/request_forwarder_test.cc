@@ -115,7 +115,7 @@ TEST_CASE("a worker that gives up or dies while it waits leaves the others waiti
 
 // The opcodes of the requests that a forwarder sends while nothing is answered, from the first of them.
 TEST_CASE("requests are under way together as far as a repetition cannot change an answer") {
-  RequestForwarder forwarder(0, {});
+  RequestForwarder forwarder(0);
   const auto connection = forwarder.open();
   forwarder.connected();
   control::Message message;
@@ -167,7 +167,7 @@ TEST_CASE("requests are under way together as far as a repetition cannot change 
 }
 
 TEST_CASE("a coordinator that answers what was not asked, or leaves an answer out, is told so") {
-  RequestForwarder forwarder(0, {});
+  RequestForwarder forwarder(0);
   const auto connection = forwarder.open();
   forwarder.connected();
   REQUIRE_OK(forwarder.receive(control::StoreAttached{0, 1}));
@@ -430,7 +430,7 @@ TEST_CASE("a request that the store refuses closes that worker with the reason")
 }
 
 TEST_CASE("what workers asked for that have gone is counted until it is done") {
-  RequestForwarder forwarder(3, {});
+  RequestForwarder forwarder(3);
   const auto number = forwarder.open();
   std::string bytes;
   wire::encode({.op = Op::kValidate, .number = wire::kMagic}, bytes);

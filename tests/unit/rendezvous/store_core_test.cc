@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/support/catch.h"
@@ -14,22 +15,16 @@ namespace {
 using Clients = std::vector<ClientId>;
 using Keys = std::vector<std::string_view>;
 
-// The core with the effects of the last call at hand.
 struct Store {
   StoreCore core;
-  Effects effects;
 
-  Clients woken() {
-    Clients out = effects.woken;
-    effects.clear();
-    return out;
-  }
+  Clients woken() { return std::exchange(core.woken(), {}); }
   Clients set(std::string_view key, std::string_view value = "v") {
-    core.set(key, value, effects);
+    core.set(key, value);
     return woken();
   }
   Clients push(std::string_view name) {
-    core.queue_push(name, "e", effects);
+    core.queue_push(name, "e");
     return woken();
   }
 };
@@ -41,8 +36,8 @@ TEST_CASE("SET replaces, APPEND extends and creates") {
   s.set("k", "one");
   s.set("k", "two");
   REQUIRE(s.core.get("k") == "two");
-  s.core.append("k", "+", s.effects);
-  s.core.append("new", "x", s.effects);
+  s.core.append("k", "+");
+  s.core.append("new", "x");
   REQUIRE(s.core.get("k") == "two+");
   REQUIRE(s.core.get("new") == "x");
   REQUIRE(s.core.get("absent").empty());
@@ -50,35 +45,35 @@ TEST_CASE("SET replaces, APPEND extends and creates") {
 
 TEST_CASE("COMPARE_SET follows the four rows of its table") {
   Store s;
-  REQUIRE(s.core.compare_set("k", "zz", "q", s.effects) == "zz");
+  REQUIRE(s.core.compare_set("k", "zz", "q") == "zz");
   REQUIRE(s.core.keys().empty());
-  REQUIRE(s.core.compare_set("k", "", "q", s.effects) == "q");
-  REQUIRE(s.core.compare_set("k", "zz", "r", s.effects) == "q");
-  REQUIRE(s.core.compare_set("k", "q", "r", s.effects) == "r");
+  REQUIRE(s.core.compare_set("k", "", "q") == "q");
+  REQUIRE(s.core.compare_set("k", "zz", "r") == "q");
+  REQUIRE(s.core.compare_set("k", "q", "r") == "r");
   s.set("empty", "");
-  REQUIRE(s.core.compare_set("empty", "", "now", s.effects) == "now");
+  REQUIRE(s.core.compare_set("empty", "", "now") == "now");
 }
 
 TEST_CASE("COMPARE_SET wakes a waiter exactly when the key exists afterwards") {
   Store s;
   REQUIRE_FALSE(s.core.wait(1, Keys{"k"}));
-  s.core.compare_set("k", "zz", "q", s.effects);
+  s.core.compare_set("k", "zz", "q");
   REQUIRE(s.woken() == Clients{});
   REQUIRE(s.core.waiting(1));
-  s.core.compare_set("k", "", "q", s.effects);
+  s.core.compare_set("k", "", "q");
   REQUIRE(s.woken() == Clients{1});
 }
 
 TEST_CASE("ADD keeps decimal text and reads what C's strtoll reads") {
   Store s;
-  REQUIRE(s.core.add("n", 0, s.effects) == 0);
+  REQUIRE(s.core.add("n", 0) == 0);
   REQUIRE(s.core.get("n") == "0");
-  REQUIRE(s.core.add("n", 5, s.effects) == 5);
-  REQUIRE(s.core.add("n", -7, s.effects) == -2);
+  REQUIRE(s.core.add("n", 5) == 5);
+  REQUIRE(s.core.add("n", -7) == -2);
   REQUIRE(s.core.get("n") == "-2");
   const auto from = [&](std::string_view text) {
     s.set("t", text);
-    return s.core.add("t", 1, s.effects);
+    return s.core.add("t", 1);
   };
   REQUIRE(from("12abc") == 13);
   REQUIRE(from(" \t+12") == 13);
@@ -119,9 +114,9 @@ TEST_CASE("a WAIT ends once, when the last of its keys appears, however that hap
   REQUIRE(s.core.wait(1, Keys{}));
   REQUIRE_FALSE(s.core.wait(1, Keys{"a", "b", "a", "c"}));
   REQUIRE(s.set("a") == Clients{});
-  s.core.add("b", 1, s.effects);
+  s.core.add("b", 1);
   REQUIRE(s.woken() == Clients{});
-  s.core.append("c", "x", s.effects);
+  s.core.append("c", "x");
   REQUIRE(s.woken() == Clients{1});
   REQUIRE(s.set("a") == Clients{});
   REQUIRE(s.core.num_waiting() == 0);
@@ -176,8 +171,8 @@ TEST_CASE("a wait for a queue that has elements and a key that is absent misses 
 
 TEST_CASE("a queue is first in, first out, and is gone when it is empty") {
   Store s;
-  s.core.queue_push("q", "1", s.effects);
-  s.core.queue_push("q", "2", s.effects);
+  s.core.queue_push("q", "1");
+  s.core.queue_push("q", "2");
   REQUIRE(s.core.queue_len("q") == 2);
   REQUIRE(s.core.queue_pop("q") == "1");
   REQUIRE(s.core.queue_pop("q") == "2");
@@ -189,25 +184,25 @@ TEST_CASE("a queue is first in, first out, and is gone when it is empty") {
 TEST_CASE("a barrier counts at an ordinary key and opens for all with its last participant") {
   Store s;
   using Barrier = StoreCore::Barrier;
-  REQUIRE(s.core.barrier(1, "b", 3, s.effects) == Barrier::kWaiting);
-  REQUIRE(s.core.barrier(2, "b", 3, s.effects) == Barrier::kWaiting);
+  REQUIRE(s.core.barrier(1, "b", 3) == Barrier::kWaiting);
+  REQUIRE(s.core.barrier(2, "b", 3) == Barrier::kWaiting);
   REQUIRE(s.core.get("b") == "2");
   REQUIRE(s.woken() == Clients{});
-  REQUIRE(s.core.barrier(3, "b", 3, s.effects) == Barrier::kOpen);
+  REQUIRE(s.core.barrier(3, "b", 3) == Barrier::kOpen);
   REQUIRE(s.woken() == Clients{1, 2});
-  REQUIRE(s.core.barrier(1, "b", 3, s.effects) == Barrier::kOpen);  // used again, it is open
+  REQUIRE(s.core.barrier(1, "b", 3) == Barrier::kOpen);  // used again, it is open
   REQUIRE(s.core.get("b") == "4");
 }
 
 TEST_CASE("a barrier counts a participant that gave up, and any write to its key opens it") {
   Store s;
   using Barrier = StoreCore::Barrier;
-  REQUIRE(s.core.barrier(1, "b", 3, s.effects) == Barrier::kWaiting);
+  REQUIRE(s.core.barrier(1, "b", 3) == Barrier::kWaiting);
   REQUIRE(s.core.cancel_wait(1));
-  REQUIRE(s.core.barrier(2, "b", 3, s.effects) == Barrier::kWaiting);
+  REQUIRE(s.core.barrier(2, "b", 3) == Barrier::kWaiting);
   REQUIRE(s.set("b", "0") == Clients{2});
   s.set("text", "x");
-  REQUIRE(s.core.barrier(1, "text", 2, s.effects) == Barrier::kNotANumber);
+  REQUIRE(s.core.barrier(1, "text", 2) == Barrier::kNotANumber);
   REQUIRE(s.core.get("text") == "x");
 }
 

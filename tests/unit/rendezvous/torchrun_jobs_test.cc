@@ -51,7 +51,6 @@ TEST_CASE("a torchrun job is due some time after its last agent, unless one come
 TEST_CASE("who compares and sets a torchrun job's state is its agent, and nobody else is") {
   StoreCore core;
   TorchrunJobs jobs(0s);
-  Effects effects;
   const auto ends_after = [&](std::string_view key, std::string_view expected) {
     {
       Session client(1, core, {}, &jobs);
@@ -59,7 +58,7 @@ TEST_CASE("who compares and sets a torchrun job's state is its agent, and nobody
       wire::encode({.op = wire::Op::kValidate, .number = wire::kMagic}, bytes);
       wire::encode({.op = wire::Op::kCompareSet, .key = key, .value = expected, .desired = "x"}, bytes);
       std::string_view input = bytes;
-      REQUIRE(client.receive(input, out, effects) == Session::State::kNeedInput);
+      REQUIRE(client.receive(input, out) == Session::State::kNeedInput);
     }
     jobs.left(1, kNow);
     return jobs.take_due(kNow);
@@ -82,10 +81,9 @@ TEST_CASE("jobs of a former process are kept as long as any whose agents have go
 TEST_CASE("with a torchrun job go its keys and nobody else's, also those that were there before") {
   for (const bool grouped_before : {true, false}) {
     StoreCore core;
-    Effects effects;
     if (grouped_before) core.group_keys(TorchrunJobs::state_of);
     for (const std::string& key : {kA, kA + ".0/x", kA + ".1/y", kA + "b", kA + ".0", std::string("/z")})
-      core.set(key, "v", effects);
+      core.set(key, "v");
     if (!grouped_before) core.group_keys(TorchrunJobs::state_of);
     REQUIRE(core.delete_group("/torch.rendezvous.none") == 0);
     REQUIRE(core.delete_group(kA) == 3);
@@ -93,7 +91,7 @@ TEST_CASE("with a torchrun job go its keys and nobody else's, also those that we
     REQUIRE(core.keys().size() == 3);
     for (const std::string& key : {kA + "b", kA + ".0", std::string("/z")})
       REQUIRE(core.keys().contains(key));
-    core.set(kA, "v", effects);
+    core.set(kA, "v");
     REQUIRE(core.delete_key(kA));
     REQUIRE(core.delete_group(kA) == 0);
   }
@@ -102,13 +100,12 @@ TEST_CASE("with a torchrun job go its keys and nobody else's, also those that we
 TEST_CASE("to delete a torchrun job's keys is a look at those, whatever else the store holds") {
   static int looks;
   StoreCore core;
-  Effects effects;
   core.group_keys([](std::string_view key) {
     ++looks;
     return TorchrunJobs::state_of(key);
   });
-  for (int i = 0; i < 1000; ++i) core.set("/other/" + std::to_string(i), "v", effects);
-  for (const std::string& key : {kA, kA + ".0/x", kA + ".1/y"}) core.set(key, "v", effects);
+  for (int i = 0; i < 1000; ++i) core.set("/other/" + std::to_string(i), "v");
+  for (const std::string& key : {kA, kA + ".0/x", kA + ".1/y"}) core.set(key, "v");
   looks = 0;
   REQUIRE(core.delete_group(kA) == 3);
   REQUIRE(looks == 3);
