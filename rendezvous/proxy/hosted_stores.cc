@@ -121,6 +121,17 @@ const StoreCore* HostedStores::find(std::string_view job) const {
 
 std::string HostedStores::receive(ConnectionId from, const std::optional<NodeAssignment>& member,
                                   const control::Message& message) {
+  const auto found = agents_.find(from);
+  AgentSession* agent = found == agents_.end() ? nullptr : found->second;
+  // Without one: sent before the agent heard that the generation is over.
+  if (const auto* m = std::get_if<control::StoreRequest>(&message))
+    return agent == nullptr ? std::string() : request(*agent, *m);
+  if (const auto* m = std::get_if<control::StoreOpen>(&message))
+    return agent == nullptr ? std::string() : open(*agent, *m);
+  if (const auto* m = std::get_if<control::StoreClose>(&message)) {
+    if (agent != nullptr) remove(*agent, m->connection);
+    return {};
+  }
   if (const auto* m = std::get_if<control::StoreAttach>(&message)) {
     if (m->num_connections > 4 * options_.max_connections)
       return fmt::format("it has {} connections of workers, the limit is {}", m->num_connections,
@@ -128,15 +139,7 @@ std::string HostedStores::receive(ConnectionId from, const std::optional<NodeAss
     attach(from, member, *m);
     return {};
   }
-  const auto found = agents_.find(from);
-  if (found == agents_.end()) return {};  // sent before the agent heard that the generation is over
-  AgentSession& agent = *found->second;
-  if (const auto* m = std::get_if<control::StoreRequest>(&message)) return request(agent, *m);
-  if (const auto* m = std::get_if<control::StoreOpen>(&message)) return open(agent, *m);
-  const auto* m = std::get_if<control::StoreClose>(&message);
-  if (m == nullptr) return fmt::format("an agent does not send {}", control::name_of(message));
-  remove(agent, m->connection);
-  return {};
+  return fmt::format("an agent does not send {}", control::name_of(message));
 }
 
 // Agents.

@@ -17,6 +17,7 @@ TEST_CASE("an agent that breaks the rules of numbered requests is told so") {
   const NodeAssignment member{"job", {1, 1}, 3};
   const auto say = [&](const control::Message& message) { return stores.receive(1, member, message); };
   REQUIRE(say(control::StoreRequest{1, 1, 0, false, "x"}).empty());  // not attached: it came too late
+  REQUIRE(say(control::StoreAttached{}) == "an agent does not send StoreAttached");
   REQUIRE(say(control::StoreAttach{3, 0, 0}).empty());
   REQUIRE(say(control::StoreOpen{1, 0}).empty());
   REQUIRE(say(control::StoreOpen{1, 0}) == "connection 1 is opened twice");
