@@ -5,12 +5,14 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "launcher/ctl/commands.h"
+#include "launcher/text/rank_ranges.h"
 #include "launcher/text/split.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/text.h"
@@ -32,7 +34,7 @@ constexpr std::string_view kHelp = R"(arrows, page keys, Home, End   move
 s   sort by the next column        r   the other way round
 /   show ranks with a text, such as a host or a phase; Enter keeps it, Esc ends it
 Enter, l   the end of the selected rank's log
-h   stacks: what a hang report says    f   why the job failed
+h   stacks: the hang report, from the selected rank on    f   why the job failed
 g   all GPUs                           e   events
 Esc, q     back to the ranks; q there ends musterctl, not the job)";
 
@@ -225,6 +227,23 @@ std::vector<std::string> page_of(const TopState& state, const JobView& view) {
   return lines.empty() ? shown_lines(row.none) : lines;
 }
 
+/// Where a hang report (hang_report.h) tells of the rank: "  ranks 0-2,5 on a, b: ...", and below it, further
+/// in, its stack. Empty where it does not.
+std::pair<std::size_t, std::size_t> lines_of_rank(const std::vector<std::string>& report, std::int64_t rank) {
+  for (std::size_t i = 0; i < report.size(); ++i) {
+    std::string_view ranges = report[i];
+    if (!ranges.starts_with("  rank ") && !ranges.starts_with("  ranks ")) continue;
+    ranges.remove_prefix(ranges.find(' ', 2) + 1);
+    const auto ranks =
+        parse_ranges(ranges.substr(0, ranges.find_first_of(" :")), std::numeric_limits<int>::max());
+    if (!ranks || !std::binary_search(ranks->begin(), ranks->end(), rank)) continue;
+    std::size_t end = i + 1;
+    while (end < report.size() && report[end].starts_with("    ")) ++end;
+    return {i, end};
+  }
+  return {};
+}
+
 /// Rows that are left for the body.
 std::size_t body_rows(const TopState& state, const JobView& view) {
   const std::size_t around = view.heading.size() + view.alerts.size() + (state.trouble.empty() ? 0 : 1) + 2;
@@ -353,7 +372,11 @@ Action press(TopState& state, const JobView& view, int key) {
       return Action::kReadLog;
     default:
       for (const PageRow& row : kPages)
-        if (key == row.key) return turn_to(static_cast<Page>(&row - kPages));
+        if (key == row.key) {
+          (void)turn_to(static_cast<Page>(&row - kPages));
+          if (state.page == Page::kHang) state.first = lines_of_rank(view.hang, state.selected).first;
+          return Action::kNone;
+        }
   }
   at = std::min(at, last);
   if (!on_ranks)
@@ -389,8 +412,10 @@ std::vector<ScreenLine> screen_of(TopState& state, const JobView& view) {
     add(fmt::format("{}{}", page_row(state).title,
                     state.page == Page::kLog ? fmt::format(" of rank {}", state.selected) : ""),
         Style::kBold);
+    const auto mine = state.page == Page::kHang ? lines_of_rank(lines, state.selected)
+                                                : std::pair<std::size_t, std::size_t>();
     for (std::size_t i = state.first; i < std::min(lines.size(), state.first + most); ++i)
-      add(lines[i], Style::kPlain);
+      add(lines[i], i >= mine.first && i < mine.second ? Style::kBold : Style::kPlain);
   }
   while (out.size() + 1 < state.rows) out.push_back({});
   std::string foot =

@@ -240,6 +240,41 @@ TEST_CASE("a key opens a page over the ranks and another leads back") {
   CHECK(press(state, view, 'q') == Action::kQuit);
 }
 
+TEST_CASE("the stacks begin with the selected rank's, which stands out") {
+  Json from = document(4);
+  std::string report = "muster: hang on n1: ranks 0-3 made no progress\n  outlier: rank 1 on n1, in data\n";
+  for (int i = 0; i < 10; ++i) report += "  sign of life: progress\n";
+  report +=
+      "  rank 1 on n1: sleeping in read\n    gdb: read <- load\n  ranks 0,2-3 on n1, n2: running\n"
+      "    py-spy: all_reduce (train.py:7)\n  and 2 more places\n  ranks\n  rank x: y\n  ranks 9-4: z\n";
+  from["hang"] = {{"text", "4 ranks hang"}, {"report", report}};
+  const JobView view = view_of(from);
+  TopState state = screen(10, 100);
+  const auto body = [&](Style style) {
+    std::vector<std::string> out;
+    for (const ScreenLine& line : screen_of(state, view))
+      if (line.style == style && line.text.starts_with("  ")) out.push_back(line.text);
+    return out;
+  };
+  const std::vector<std::string> of_1 = {"  rank 1 on n1: sleeping in read", "    gdb: read <- load"},
+                                 of_3 = {"  ranks 0,2-3 on n1, n2: running",
+                                         "    py-spy: all_reduce (train.py:7)"};
+  state.selected = 1;
+  type(state, view, "h");
+  CHECK(body(Style::kBold) == of_1);
+  CHECK(body(Style::kPlain).front() == of_3.front());
+  (void)press(state, view, Key::kEscape);
+  state.selected = 3;
+  type(state, view, "h");
+  CHECK(body(Style::kBold) == of_3);
+  (void)press(state, view, Key::kHome);
+  CHECK(body(Style::kPlain).front() == "  outlier: rank 1 on n1, in data");
+  state.selected = 7;
+  type(state, view, "h");
+  CHECK(body(Style::kBold).empty());
+  CHECK(state.first == 0);
+}
+
 TEST_CASE("old data are said to be old, and so are silent nodes") {
   Json from = document(2);
   from["nodes"][1]["age_s"] = 42;
