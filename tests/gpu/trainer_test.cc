@@ -1,8 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The trainer's captured steps on a GPU, alone and with gradients that two NCCL ranks average.
+#include <fstream>
+#include <map>
+
+#include <nlohmann/json.hpp>
+
+#include <muster/profiler.h>
 #include <muster/worker.h>
 
 #include "tests/gpu/nccl_ranks.h"
+#ifdef EMULATED_NCCL
+#include "tests/support/emulated_cuda/nvtx3/nvToolsExt.h"
+#endif
 #include "tests/support/data_parallel_run.h"
 #include "tests/support/trainer_run.h"
 
@@ -29,7 +38,90 @@ std::string captured_equals_called(Member& member, int size, DType autocast = DT
   return "";
 }
 
+/// A trace of three steps of an epoch, of which the first is recorded where it is captured.
+std::string trace_has_the_gpu(Member& member, const std::string& path, bool capture) {
+  const Compute compute = member.kernels->device();
+  TrainerRun run;
+  STEP(run.start(compute, *member.group, capture, 1));
+  std::vector<std::int32_t> indices(20);
+  STEP(run.trainer().begin_epoch(indices));
+  STEP(run.trainer().step());
+  const auto profiler = Profiler::create(compute, *member.group, {.schedule = {0, 0, 3}, .path = path});
+  if (!profiler) return text_of(profiler.error());
+  const auto begun = std::chrono::steady_clock::now();
+  for (int step = 0; step < 3; ++step) {
+    STEP(run.trainer().step());
+    STEP((*profiler)->step());
+  }
+  const auto ended = std::chrono::steady_clock::now();
+
+  struct Range {
+    double begin, end;  // microseconds
+  };
+  constexpr int kHost = 0, kGpu = 2;
+  constexpr double kRounding = 0.002;
+  std::map<int, std::multimap<std::string, Range>> rows;
+  std::string labels;
+  std::ifstream file(path);
+  const auto trace = nlohmann::json::parse(file);
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("name") == "process_labels") labels = event.at("args").at("labels");
+    if (event.at("ph") != "X") continue;
+    const double begin = event.at("ts");
+    rows[event.at("tid")].emplace(event.at("name"), Range{begin, begin + event.at("dur").get<double>()});
+  }
+  const auto at = labels.find(", of its GPU +-");
+  EXPECT(at != std::string::npos);
+  const double error = std::stod(labels.substr(at + 15)) + kRounding;
+  const auto microseconds = [](std::chrono::steady_clock::time_point when) {
+    return std::chrono::duration<double, std::micro>(when.time_since_epoch()).count();
+  };
+  for (const auto& [name, gpu] : rows[kGpu]) {
+    EXPECT(gpu.begin <= gpu.end);
+    EXPECT(gpu.begin >= microseconds(begun) - error);
+    EXPECT(gpu.end <= microseconds(ended) + error);
+    EXPECT(std::any_of(rows[kGpu].begin(), rows[kGpu].end(), [&](const auto& step) {
+      return step.first.starts_with("ProfilerStep#") && step.second.begin <= gpu.begin + kRounding &&
+             gpu.end <= step.second.end + kRounding;
+    }));
+  }
+  const std::multimap<std::string, Range>&host = rows[kHost], &gpu = rows[kGpu];
+  for (int step = 0; step < 3; ++step) {
+    const std::string name = "ProfilerStep#" + std::to_string(step);
+    EXPECT(host.count(name) == 1 && gpu.count(name) == 1);
+    // The device comes to the mark after the host has put it there.
+    EXPECT(gpu.find(name)->second.begin >= host.find(name)->second.begin - error);
+    EXPECT(gpu.find(name)->second.end > gpu.find(name)->second.begin);
+  }
+  for (const auto& [name, range] : host)
+    if (!name.starts_with("replay") && capture && !name.starts_with("ProfilerStep#"))
+      EXPECT(gpu.count(name) == 0);  // recorded: it did not run then
+    else
+      EXPECT(gpu.count(name) == host.count(name));
+  EXPECT(host.count("conv1 Conv2d") == (capture ? 2 : 6));  // forward and backward
+  EXPECT(host.count("replay") == (capture ? 3 : 0));
+#ifdef EMULATED_NCCL
+  const auto& pushed = emulated_cuda::nvtx_ranges().pushed;
+  EXPECT(emulated_cuda::nvtx_ranges().open == 0);
+  EXPECT(std::find(pushed.begin(), pushed.end(), "conv1 Conv2d") != pushed.end());
+#endif
+  return "";
+}
+
 }  // namespace
+
+TEST_CASE("a trace has the times of a GPU, of steps called one by one and of replays") {
+  const TemporaryDirectory directory;
+  run(1, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 1));
+    for (const bool capture : {false, true})
+      if (const std::string wrong = trace_has_the_gpu(member, directory.file("trace.json"), capture);
+          !wrong.empty())
+        return (capture ? "captured, " : "called, ") + wrong;
+    return "";
+  });
+}
 
 TEST_CASE("a trainer that replays its steps on a GPU computes the same bits as one that calls them") {
   const TemporaryDirectory directory;
@@ -104,6 +196,12 @@ TEST_CASE("ranks take the GPUs that are named, or all hear which one is missing"
       std::string wrong = says(start(), rank == 1 ? words : "rank 1 has no GPU");
       if (!wrong.empty()) return wrong;
     }
+    options.device = "0";
+    options.local_rank = 1 - rank;
+    std::string wrong =
+        says(start(), rank == 0 ? "rank 0 is local rank 1, and 1 GPUs are named" : "rank 0 has no GPU");
+    if (!wrong.empty()) return wrong;
+    options.local_rank = -1;
     options.device = "auto";
     options.backend = "tcp";
     const auto on_cpu = start();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/host_device.h"
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 
@@ -12,6 +13,7 @@ struct Record {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
+  std::chrono::steady_clock::time_point when;  // it was done
   bool captured = false;
   std::weak_ptr<HostGraph::Body> graph;  // with captured: the graph refers to this record, too
 };
@@ -140,6 +142,7 @@ Result<void> HostDevice::record(void* event, void* stream) {
   static_cast<HostStream*>(stream)->enqueue([made] {
     const std::lock_guard lock(made->mutex);
     made->done = true;
+    made->when = std::chrono::steady_clock::now();
     made->changed.notify_all();
   });
   return {};
@@ -179,6 +182,19 @@ Result<void> HostDevice::wait(void* event) {
   std::unique_lock lock(record->mutex);
   record->changed.wait(lock, [&] { return record->done; });
   return {};
+}
+
+Result<std::chrono::nanoseconds> HostDevice::elapsed(void* from, void* to) {
+  std::array<std::chrono::steady_clock::time_point, 2> when;
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto record = last_of(i == 0 ? from : to);
+    if (record == nullptr || record->captured)
+      return fail(ErrorCode::kInvalidArgument, "the time of an event that was not recorded, or in a capture");
+    const std::lock_guard lock(record->mutex);
+    if (!record->done) return fail(ErrorCode::kTimeout, "the time of an event that was not reached");
+    when[i] = record->when;
+  }
+  return when[1] - when[0];
 }
 
 Result<bool> HostDevice::is_capturing(void* stream) {

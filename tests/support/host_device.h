@@ -4,6 +4,7 @@
 // data. The fake NCCL receives a HostStream* where the real one receives a cudaStream_t.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -70,6 +71,8 @@ class HostDevice final : public nccl::NcclDevice {
   Result<bool> is_done(void* event) override;
   /// Blocks until what was recorded is done.
   Result<void> wait(void* event);
+  /// Between the times at which both, which are done, were reached.
+  Result<std::chrono::nanoseconds> elapsed(void* from, void* to);
   Result<bool> is_capturing(void* stream) override;
   Result<void*> allocate(std::size_t size_bytes) override;
   void free(void* memory) override;

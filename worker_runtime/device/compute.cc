@@ -50,10 +50,13 @@ void TraceRange::start(std::string_view name, std::string_view category) {
   nvtxRangePushA(std::string(name).c_str());
 #endif
   begin_ = std::chrono::steady_clock::now();
+  first_ = tracer_->mark();
 }
 
 void TraceRange::finish() {
-  tracer_->events.push_back({std::string(name_), category_, begin_, std::chrono::steady_clock::now()});
+  const auto last = tracer_->mark();
+  tracer_->events.push_back(
+      {std::string(name_), category_, begin_, std::chrono::steady_clock::now(), false, first_, last});
 #ifdef NVTX_VERSION
   nvtxRangePop();
 #endif

@@ -5,11 +5,13 @@
 // process work.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include <muster/compute.h>
 
@@ -68,6 +70,24 @@ class StepRecorder {
   StepRecorder() = default;
 };
 
+/// When a device came to marks between the work it was given: the times of a GPU for the profiler. Used by
+/// the device's thread, destroyed before the device.
+class StreamTimer {
+ public:
+  struct Times {
+    std::vector<std::chrono::steady_clock::time_point> marks;  // by their numbers
+    std::chrono::nanoseconds error{};                          // how far all of them may be off
+  };
+  virtual ~StreamTimer() = default;
+  /// Puts a mark behind what has been enqueued. Its number, from 0; none while a step is recorded, of which
+  /// nothing runs, and after a failure, which read() returns.
+  [[nodiscard]] virtual std::optional<std::size_t> mark() = 0;
+  /// Forgets all marks.
+  virtual void clear() = 0;
+  /// Blocks until the device has come to all of them, and keeps them.
+  [[nodiscard]] virtual Result<Times> read() = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -116,6 +136,8 @@ class Device {
   [[nodiscard]] virtual std::unique_ptr<StepRecorder> make_step_recorder() { return nullptr; }
   /// nullptr where the device reads the host's memory (CPU).
   [[nodiscard]] virtual Result<std::unique_ptr<CopyStream>> make_copy_stream() { return nullptr; }
+  /// nullptr where a range of the host is all there is (CPU).
+  [[nodiscard]] virtual std::unique_ptr<StreamTimer> make_stream_timer() { return nullptr; }
 
   /// Where the steps' ranges go (tracer.h); nullptr: nowhere.
   [[nodiscard]] Tracer* tracer() const { return tracer_; }

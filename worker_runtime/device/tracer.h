@@ -4,6 +4,8 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,9 +20,13 @@ struct Tracer {
     std::string name;
     std::string_view category;  // a literal: "data", "forward", "backward", "communication", "optimizer"
     Time begin, end;
-    bool beside = false;  // on the group's thread
+    bool beside = false;                               // on the group's thread
+    std::optional<std::size_t> first = {}, last = {};  // marks of the timer, around what it enqueued
   };
-  std::vector<Event> events;  // in the order of their ends
+  std::vector<Event> events;           // in the order of their ends
+  std::unique_ptr<StreamTimer> timer;  // nullptr: work is done when its range ends
+
+  std::optional<std::size_t> mark() { return timer == nullptr ? std::nullopt : timer->mark(); }
 };
 
 /// An event from here to the end of the scope, and an NVTX range on a GPU. `name` lives as long.
@@ -43,6 +49,7 @@ class TraceRange {
   Tracer* const tracer_;
   std::string_view name_, category_;
   Tracer::Time begin_;
+  std::optional<std::size_t> first_;
 };
 
 }  // namespace muster

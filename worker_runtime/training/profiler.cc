@@ -52,6 +52,7 @@ class StepProfiler final : public Profiler {
  public:
   StepProfiler(const Compute& compute, ProcessGroup& group, const ProfilerOptions& options)
       : compute_(compute), group_(&group), options_(options), host_(group, compute) {
+    tracer_.timer = compute->make_stream_timer();
     begin_step();
   }
   ~StepProfiler() override {
@@ -60,7 +61,9 @@ class StepProfiler final : public Profiler {
 
   Result<void> step() override {
     if (is_done()) return {};
-    tracer_.events.push_back({fmt::format("ProfilerStep#{}", steps_), "step", step_begun_, Clock::now()});
+    const auto last = tracer_.mark();
+    tracer_.events.push_back({fmt::format("ProfilerStep#{}", steps_), "step", step_begun_, Clock::now(),
+                              false, first_mark_, last});
     ++steps_;
     if (!is_done()) {
       begin_step();
@@ -76,12 +79,16 @@ class StepProfiler final : public Profiler {
  private:
   void begin_step() {
     if (steps_ == options_.schedule.wait) compute_->set_tracer(&tracer_);
-    if (steps_ <= options_.schedule.wait + options_.schedule.warmup) tracer_.events.clear();  // keeps memory
+    if (steps_ <= options_.schedule.wait + options_.schedule.warmup) {  // keeps memory and events
+      tracer_.events.clear();
+      if (tracer_.timer != nullptr) tracer_.timer->clear();
+    }
     step_begun_ = Clock::now();
+    first_mark_ = tracer_.mark();
   }
 
-  /// This rank's events on rank 0's clock, as elements of a JSON array.
-  std::string to_json(const Offset& offset) const {
+  /// This rank's events on rank 0's clock, as elements of a JSON array. `gpu`: when the marks were reached.
+  std::string to_json(const Offset& offset, const StreamTimer::Times& gpu) const {
     const int rank = group_->rank();
     const auto microseconds = [](std::int64_t ns) { return static_cast<double>(ns) / 1000; };
     std::string text;
@@ -95,20 +102,35 @@ class StepProfiler final : public Profiler {
     };
     describe("process_name", 0, "name", fmt::format("rank {}", rank));
     describe("process_sort_index", 0, "sort_index", rank);
-    describe("process_labels", 0, "labels", fmt::format("clock +-{} us", microseconds(offset.error)));
+    describe("process_labels", 0, "labels",
+             fmt::format("clock +-{} us", microseconds(offset.error)) +
+                 (tracer_.timer == nullptr
+                      ? ""
+                      : fmt::format(", of its GPU +-{} us", microseconds(gpu.error.count()))));
     describe("thread_name", 0, "name", "step");
     describe("thread_name", 1, "name", "communication");
-    for (const Tracer::Event& event : tracer_.events)
-      add("X", event.beside ? 1 : 0, event.name,
+    if (tracer_.timer != nullptr) describe("thread_name", 2, "name", "GPU");
+    const auto add_range = [&](const Tracer::Event& event, int thread, Clock::time_point begin,
+                               Clock::time_point end) {
+      add("X", thread, event.name,
           {{"cat", event.category},
-           {"ts", microseconds(nanoseconds(event.begin) + offset.nanoseconds)},
-           {"dur", microseconds((event.end - event.begin).count())}});
+           {"ts", microseconds(nanoseconds(begin) + offset.nanoseconds)},
+           {"dur", microseconds((end - begin).count())}});
+    };
+    for (const Tracer::Event& event : tracer_.events) {
+      add_range(event, event.beside ? 1 : 0, event.begin, event.end);
+      if (event.first && event.last) add_range(event, 2, gpu.marks[*event.first], gpu.marks[*event.last]);
+    }
     return text;
   }
 
   Result<void> write() {
+    StreamTimer::Times gpu;
+    if (tracer_.timer != nullptr) {
+      MUSTER_TRY(gpu, tracer_.timer->read());
+    }
     MUSTER_TRY(const Offset offset, measure_offset(*group_, host_));
-    const std::string mine = to_json(offset);
+    const std::string mine = to_json(offset, gpu);
     const auto size = static_cast<std::int64_t>(mine.size());
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(group_->world_size()));
     MUSTER_OK(host_.all_gather({&size, 1, DType::kInt64}, {sizes.data(), sizes.size(), DType::kInt64}));
@@ -130,6 +152,7 @@ class StepProfiler final : public Profiler {
   Tracer tracer_;
   int steps_ = 0;  // that have ended
   Clock::time_point step_begun_;
+  std::optional<std::size_t> first_mark_;  // of the step
 };
 
 }  // namespace

@@ -432,8 +432,12 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   return cudaEventCreateWithFlags(event, 0);
 }
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t /*from*/, cudaEvent_t /*to*/) {
-  *milliseconds = 1;
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  const auto elapsed = device().elapsed(from, to);
+  if (!elapsed)
+    return returned(elapsed.error().code == muster::ErrorCode::kTimeout ? cudaErrorNotReady
+                                                                        : cudaErrorInvalidValue);
+  *milliseconds = std::chrono::duration<float, std::milli>(*elapsed).count();
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {

@@ -2,6 +2,7 @@
 #include "worker_runtime/device/cuda/cuda_device.h"
 
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
@@ -160,6 +161,89 @@ class CudaStepRecorder final : public StepRecorder {
   std::array<cudaEvent_t, 2> marks_{};
 };
 
+/// Events in the stream. How a GPU's clock stands to the host's is found by events put into the idle stream:
+/// each was reached between two looks at the host's clock, and of several the closest two hold.
+class CudaStreamTimer final : public StreamTimer {
+ public:
+  CudaStreamTimer(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  ~CudaStreamTimer() override {
+    (void)cudaSetDevice(device_);
+    for (cudaEvent_t event : events_)
+      if (event != nullptr) (void)cudaEventDestroy(event);
+  }
+
+  std::optional<std::size_t> mark() override {
+    if (!status_) return std::nullopt;
+    auto put = put_mark();
+    if (!put) status_ = fail(std::move(put).error());
+    return put ? *put : std::nullopt;
+  }
+
+  void clear() override { marks_ = 0; }
+
+  Result<Times> read() override {
+    MUSTER_OK(status_);
+    Times out;
+    if (marks_ == 0) return out;
+    constexpr int kRounds = 20;
+    const std::size_t marks = marks_;
+    const auto milliseconds_to = [&](std::size_t mark, float& value) {
+      return check(cudaEventElapsedTime(&value, events_[0], events_[mark]), "cudaEventElapsedTime");
+    };
+    MUSTER_OK(select(device_));
+    MUSTER_OK(check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"));
+    std::chrono::steady_clock::time_point first;  // when the stream came to mark 0
+    for (int round = 0; round < kRounds; ++round) {
+      marks_ = marks;
+      const auto before = std::chrono::steady_clock::now();
+      MUSTER_OK(put_mark());
+      MUSTER_OK(check(cudaEventSynchronize(events_[marks]), "cudaEventSynchronize"));
+      const auto error = (std::chrono::steady_clock::now() - before) / 2;
+      float since = 0;
+      MUSTER_OK(milliseconds_to(marks, since));
+      if (round > 0 && error >= out.error) continue;
+      out.error = error;
+      first = before + error - nanoseconds(since);
+    }
+    marks_ = marks;
+    for (std::size_t mark = 0; mark < marks; ++mark) {
+      float since = 0;
+      MUSTER_OK(milliseconds_to(mark, since));
+      out.marks.push_back(first + nanoseconds(since));
+    }
+    return out;
+  }
+
+ private:
+  static std::chrono::nanoseconds nanoseconds(float milliseconds) {
+    return std::chrono::nanoseconds(std::llround(1e6 * milliseconds));
+  }
+
+  Result<std::optional<std::size_t>> put_mark() {
+    MUSTER_OK(select(device_));
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    MUSTER_OK(check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing"));
+    if (status != cudaStreamCaptureStatusNone) return std::nullopt;
+    if (marks_ == events_.size()) {
+      cudaEvent_t made = nullptr;
+      MUSTER_OK(check(cudaEventCreate(&made), "cudaEventCreate"));
+      events_.push_back(made);
+    }
+    MUSTER_OK(check(cudaEventRecord(events_[marks_], stream_), "cudaEventRecord"));
+    return marks_++;
+  }
+
+  Result<void> check(cudaError_t result, std::string_view call) const {
+    return muster::cuda::check(result, call, device_);
+  }
+
+  int device_;
+  cudaStream_t stream_;
+  std::vector<cudaEvent_t> events_;  // of marks, and made ahead
+  std::size_t marks_ = 0;
+  Result<void> status_;
+};
+
 }  // namespace
 
 Result<Compute> CudaDevice::make(int index, const ComputeOptions& options) {
@@ -253,6 +337,10 @@ Result<std::unique_ptr<CopyStream>> CudaDevice::make_copy_stream() {
   auto made = std::make_unique<CudaCopyStream>(index_, stream_);
   MUSTER_OK(made->start());
   return made;
+}
+
+std::unique_ptr<StreamTimer> CudaDevice::make_stream_timer() {
+  return std::make_unique<CudaStreamTimer>(index_, stream_);
 }
 
 cudaStream_t CudaDevice::selected() {

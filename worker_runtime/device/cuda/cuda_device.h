@@ -43,6 +43,7 @@ class CudaDevice final : public Device {
   void* stream() const override { return stream_; }
   std::unique_ptr<StepRecorder> make_step_recorder() override;
   Result<std::unique_ptr<CopyStream>> make_copy_stream() override;
+  std::unique_ptr<StreamTimer> make_stream_timer() override;
 
   /// Opened on first use. nullptr: not there, as one line on stderr has said.
   [[nodiscard]] const CudaBlas* blas();

@@ -4,11 +4,12 @@
 // ranks' clocks are joined through the group to within the time of one small collective (written into the
 // file). Without a Profiler, and outside its window, a step costs what it costs without. Each rank makes its
 // own, used by the model's thread; every rank calls step() equally often.
-// On a GPU the ranges are those of the host, which launches kernels and goes on: they say nothing of how long
-// a kernel runs. For that the recorded steps have the same ranges as NVTX ranges, which Nsight Systems shows
-// beside the kernels (nsys profile muster ...). A step that is replayed as a CUDA graph is one range: make
-// the trainer with TrainerOptions{.capture = false} to see its parts. Source: torch.profiler, the Trace Event
-// Format.
+// On a GPU each range is there twice: on the host, which launches kernels and goes on, and in the row "GPU",
+// by CUDA events around what it launched. There "wait for all_reduce" is the communication that backward does
+// not hide; how long each bucket takes on NCCL's stream is not known. The events cost about a microsecond
+// each, and the steps are NVTX ranges, too, for single kernels in Nsight Systems (nsys profile muster ...). A
+// step that is replayed as a CUDA graph is one range: make the trainer with TrainerOptions{.capture = false}
+// to see its parts. Source: torch.profiler, the Trace Event Format.
 #pragma once
 
 #include <memory>
