@@ -146,7 +146,7 @@ def test_several_ranks_train_and_only_rank_0_speaks(ranks, world):
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_resumed_run_is_bit_identical_with_an_uninterrupted_one(job, ranks, tmp_path, world):
     def train(*flags):
-        flags = ("--batch-size=32", "--seed=3", "--device=cpu", *flags)
+        flags = ("--batch-size=32", "--seed=3", "--device=cpu", "--warmup-steps=2000", *flags)  # into the second epoch
         results = [job(*flags)] if world == 1 else ranks(world, *flags)
         assert [result.returncode for result in results] == [0] * world, [result.stderr for result in results]
         return results[0].stdout
@@ -408,6 +408,13 @@ def test_it_writes_events_for_tensorboard_and_a_trace_of_all_ranks(ranks, tmp_pa
                     f"--profile={tmp_path}/trace.json")
     assert [result.returncode for result in results] == [0, 0], results
     events, = (tmp_path / "events").iterdir()
-    assert all(tag in events.read_bytes() for tag in (b"train/loss", b"test/loss", b"test/accuracy"))
+    assert all(tag in events.read_bytes() for tag in (b"train/loss", b"test/loss", b"test/accuracy", b"parameters"))
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in trace} == {0, 1} and any("conv1" in event["name"] for event in trace)
+
+
+def test_the_learning_rate_warms_up(job):
+    done = job("--epochs=1", "--batch-size=256", "--device=cpu", "--log-every=50", "--lr=0.03", "--warmup-steps=100")
+    assert done.returncode == 0, done.stderr
+    rates = [float(rate) for rate in re.findall(r"loss \S+  lr (\S+)  step", done.stdout)]  # each of the last of 50 steps
+    assert rates == pytest.approx([0.03 * (1 / 3 + 2 / 3 * min(1, step / 100)) for step in (49, 99, 149, 199)], rel=1e-3)

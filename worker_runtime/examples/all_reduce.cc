@@ -33,9 +33,9 @@ muster::Result<void> run(const muster::InitOptions& options, std::size_t count, 
 
 int main(int argc, char** argv) {
   muster::InitOptions options;
-  std::string backend = "gloo";
+  std::string backend = "gloo", device = "cpu";
   std::size_t count = 1, bytes = 0;
-  int iterations = 1;
+  int iterations = 1, local_rank = -1;
   CLI::App app("Sums float32 numbers over ranks.", "all_reduce");
   app.add_option("--init-method", options.init_method, "env://, tcp://host:port?... or file:///path?...");
   app.add_option("--backend", backend, "gloo (the best here), shm or tcp")
@@ -44,6 +44,10 @@ int main(int argc, char** argv) {
                    ? ""
                    : name + ": use gloo, shm or tcp" + (name == "mpi" ? ", which need no mpirun" : "");
       });
+  app.add_option("--local-rank,--local_rank", local_rank, "place on this node; the CPU is everybody's");
+  app.add_option("--device", device, "cpu, or auto, which is the same")->check([](const std::string& name) {
+    return name == "cpu" || name == "auto" ? "" : name + ": this program sums on the CPU; use cpu or auto";
+  });
   app.add_option("--count", count, "how many")->check(CLI::Range(1, 1 << 28));
   app.add_option("--bytes", bytes, "their size")->check(CLI::Range(4, 1 << 30))->excludes("--count");
   app.add_option("--iterations", iterations, "how often")->check(CLI::Range(1, 1 << 30));

@@ -15,6 +15,7 @@
 #include <muster/profiler.h>
 #include <muster/progress_bar.h>
 #include <muster/sampler.h>
+#include <muster/schedule.h>
 #include <muster/tensorboard.h>
 #include <muster/trainer.h>
 #include <muster/worker.h>
@@ -26,7 +27,7 @@ namespace {
 struct Arguments {
   WorkerOptions worker;
   ResumeOptions run{.model = "garment", .batch_size = 4};
-  int epochs = 2, logical_shards = 0, checkpoint_every = 0, log_every = 1000;
+  int epochs = 2, logical_shards = 0, checkpoint_every = 0, log_every = 1000, warmup_steps = 0;
   float lr = 0.001F, momentum = 0.9F, label_smoothing = 0;
   bool scale_lr = false;
   std::string data = kFashionMnistDirectory, optimizer = "sgd", amp = "off", log_dir, profile;
@@ -42,6 +43,7 @@ void add_options(CLI::App& app, Arguments& args) {
   add("-b,--batch-size", args.run.batch_size, "samples per step and rank")->check(CLI::Range(1, 65536));
   add("--lr", args.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
   app.add_flag("--scale-lr", args.scale_lr, "times the number of ranks, whenever the world is another");
+  add("--warmup-steps", args.warmup_steps, "in which the rate rises from a third of it")->check(count);
   add("--optimizer", args.optimizer, "sgd or adamw")->check(CLI::IsMember({"sgd", "adamw"}));
   add("--momentum", args.momentum, "of sgd")->check(part);
   add("--label-smoothing", args.label_smoothing, "part of each label for all classes")->check(part);
@@ -74,13 +76,11 @@ void add_options(CLI::App& app, Arguments& args) {
 Result<int> train(Arguments args) {
   MUSTER_TRY(const ImageDataset train_images, load_fashion_mnist(args.data, Split::kTrain));
   MUSTER_TRY(const ImageDataset test_images, load_fashion_mnist(args.data, Split::kTest));
-
   MUSTER_TRY(const Worker worker, start_worker(args.worker));
   const auto& [compute, context] = worker;
   ProcessGroup& group = *context.group;
   MUSTER_TRY(const DeviceDataset train_set, DeviceDataset::upload(compute, train_images));
   MUSTER_TRY(const DeviceDataset test_set, DeviceDataset::upload(compute, test_images));
-
   nn::ModelOptions options;
   if (args.amp != "off") options.autocast = args.amp == "bf16" ? DType::kBFloat16 : DType::kFloat16;
   nn::Model model = args.run.model == "mlp"      ? nn::mlp(options)
@@ -101,7 +101,6 @@ Result<int> train(Arguments args) {
   TrainerOptions training{.batch_size = args.run.batch_size, .capture = args.profile.empty()};
   training.loss = std::make_shared<const CrossEntropy>(args.label_smoothing);
   MUSTER_TRY(const auto trainer, Trainer::create(*ddp, *optimizer, train_set, training));
-
   args.run.same_for_any_world = args.logical_shards > 0;
   MUSTER_TRY(auto run, resume(model, *optimizer, group, args.run));
   auto& [checkpoints, state] = run;
@@ -120,7 +119,6 @@ Result<int> train(Arguments args) {
   if (!args.profile.empty()) {
     MUSTER_TRY(profiler, Profiler::create(compute, group, {.schedule = {}, .path = args.profile}));
   }
-
   MUSTER_TRY(const ModelProfile counted, profile(model, {1, 1, 28, 28}));
   ProgressBar bar(stdout, context.rank == 0);
   bar.print("%s on FashionMNIST: %ld parameters, %s MACs, %s, batch %d per rank, lr %g, seed %lu",
@@ -150,7 +148,9 @@ Result<int> train(Arguments args) {
     Metrics window;
     const auto begin = std::chrono::steady_clock::now();
     while (step < steps && !stop) {
+      optimizer->set_lr(args.lr * warm_up_factor(state.schedule_step, args.warmup_steps));
       std::int64_t most = profiler ? 1 : std::min(args.log_every - step % args.log_every, steps - step);
+      if (state.schedule_step < args.warmup_steps) most = 1;
       if (args.checkpoint_every > 0)
         most = std::min(most, args.checkpoint_every - state.step % args.checkpoint_every);
       MUSTER_TRY(const std::int64_t done, trainer->steps(most));
@@ -175,7 +175,7 @@ Result<int> train(Arguments args) {
       if (!logs) continue;
       if (step - window_begin == args.log_every) {  // after a resumption a window may lack its beginning
         last_window = window;
-        bar.interval({.loss = window.loss(), .images = window.num_samples, .lr = args.lr});
+        bar.interval({.loss = window.loss(), .images = window.num_samples, .lr = optimizer->lr()});
         if (writer) writer->add_scalar("train/loss", window.loss(), state.step);
       }
       window = {};
@@ -190,9 +190,9 @@ Result<int> train(Arguments args) {
               epoch.loss(), test.loss(), 100 * test.accuracy());
     if (writer) writer->add_scalar("test/loss", test.loss(), state.step);
     if (writer) writer->add_scalar("test/accuracy", test.accuracy(), state.step);
+    if (writer) writer->add_histogram("parameters", model.read_params(), state.step);
     MUSTER_OK(save(is_best));
   }
-
   const bool preempted = state.epoch < args.epochs;
   if (preempted) MUSTER_OK(save(false));
   if (checkpoints) MUSTER_OK(checkpoints->wait());
