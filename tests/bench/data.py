@@ -1,6 +1,6 @@
 # `scripts/bench data`: images per second from an image folder to normalised 224x224 batches, muster's DataLoader and PyTorch's
-# with torchvision in turn (A B C A B C ...); the memory of all their processes; the cost of a batch without work; a large
-# folder's listing.
+# with torchvision in turn (A B C A B C ...), of images of 500x375 and of 1600x1200, where a scaled decode leaves most out, and
+# what that costs in likeness; the memory of all their processes; the cost of a batch without work; a large folder's listing.
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import os
@@ -56,7 +56,18 @@ def best_workers(torch, root, batch):
     return max(rates, key=rates.get), rates
 
 
-def loading(ours, torch, root, options):
+def psnr(ours, python, root):
+    """How like the exact images are to those of the scaled decode, with the same crops: [least, median] in dB."""
+    files = [f"{root}-{decode}" for decode in ("exact", "scaled")]
+    for file, decode in zip(files, ("exact", "scaled")):
+        subprocess.run([ours, "dump", root, file, decode, "train"], stdout=subprocess.DEVNULL, check=True)
+    answer = measure.json_line([*python, "psnr", *files])
+    for file in files:
+        os.remove(file)
+    return dict(zip(("least", "median"), answer))
+
+
+def loading(ours, torch, root, images, options):
     workers, tried = best_workers(torch, root, options.batch_size) if options.torch_workers is None else (options.torch_workers, {})
     if tried:
         print("PyTorch by workers: " + ", ".join(f"{count}: {rate:.0f} images/s" for count, rate in tried.items()))
@@ -73,13 +84,13 @@ def loading(ours, torch, root, options):
         for side in sides.values():
             side.served.close()
     result = {"transform": TRANSFORM, "batch_size": options.batch_size, "workers": {"muster": options.workers, "torch": workers}, "version": sides["torch"].version,
-              "tried": tried, "images": options.images}
+              "tried": tried, "images": images}
     for name, side in sides.items():
         result[name] = {"images_per_second": measure.summary(side.rates), "pss_mb": measure.summary(side.pss)}
         rates = result[name]["images_per_second"]
         label = side.version if name == "torch" else f"muster, {name}"
         print(f"{label:36}{rates['median']:8.0f} images/s  (min {rates['min']:.0f}, max {rates['max']:.0f}, {rates['runs']} epochs of "
-              f"{options.images}){statistics.median(side.pss):8.0f} MB")
+              f"{images}){statistics.median(side.pss):8.0f} MB")
     for name in ("exact", "scaled"):
         ratio = measure.paired_ratio(sides[name].rates, sides["torch"].rates)
         space = measure.paired_ratio(sides[name].pss, sides["torch"].pss)
@@ -122,13 +133,20 @@ def main(arguments):
     python, env = environment()
     ours, theirs = measure.program("data_load"), str(measure.ROOT / "tests/bench/data_torch.py")
     with tempfile.TemporaryDirectory() as folder:
-        root = f"{folder}/images"
-        subprocess.run([python, theirs, "make", root, str(options.images)], env=env, check=True)
-        print(measure.machine())
         variables = [f"{name}={env[name]}" for name in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")]
-        result = {"loading": loading(ours, lambda *what: ["env", *variables, python, theirs, "serve", *map(str, what)], root, options),
-                  "empty_batch_us": empty_batches(ours, options),
-                  "listing": listing(ours, options.files, pathlib.Path(folder) / "many", options)}
+        torch = ["env", *variables, python, theirs]
+        print(measure.machine())
+        result = {}
+        for name, images, width in (("loading", options.images, 500), ("loading_large", max(options.images // 4, 2 * options.batch_size), 1600)):
+            root = f"{folder}/{name}"
+            subprocess.run([*torch, "make", root, str(images), str(width)], check=True)
+            print(f"\n{width}x{width * 3 // 4}:")
+            result[name] = loading(ours, lambda *what: [*torch, "serve", *map(str, what)], root, images, options)
+            result[name]["psnr_db"] = psnr(ours, torch, root)
+            print(f"scaled against exact: PSNR {result[name]['psnr_db']['median']:.1f} dB, {result[name]['psnr_db']['least']:.1f} at least")
+        print()
+        result |= {"empty_batch_us": empty_batches(ours, options),
+                   "listing": listing(ours, options.files, pathlib.Path(folder) / "many", options)}
     if options.save:
         measure.save("data", result)
     return 0

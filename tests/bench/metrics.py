@@ -51,9 +51,10 @@ def _train(r):
 
 
 def _data(r):
-    for side in ("exact", "scaled", "torch"):
-        yield f"loading: {side}", "images/s", "higher", r["loading"][side]["images_per_second"]
-        yield f"memory: {side}", "MB", "lower", r["loading"][side]["pss_mb"]
+    for part, text in (("loading", ""), ("loading_large", " of large images")):
+        for side in ("exact", "scaled", "torch") if part in r else ():
+            yield f"loading{text}: {side}", "images/s", "higher", r[part][side]["images_per_second"]
+            yield f"memory{text}: {side}", "MB", "lower", r[part][side]["pss_mb"]
     for workers, each in r["empty_batch_us"].items():
         yield f"a batch without work, {workers}", "us", "lower", each
     yield f"listing of {r['listing']['files']} files", "s", "lower", r["listing"]["seconds"]

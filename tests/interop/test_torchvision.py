@@ -43,5 +43,8 @@ def test_the_loader_hands_out_what_torchvision_makes_of_the_folder(torchvision, 
     os.remove(tensors)
     assert compared.returncode == 0, compared.stderr[-2000:]
     if decode == "scaled":
-        least, mean = json.loads(compared.stdout)["psnr"]
+        answer = json.loads(compared.stdout)
+        least, mean = answer["psnr"]
         assert least > 30 and mean > 35, f"PSNR {least:.1f} dB at least, {mean:.1f} dB on average"
+        count, least = answer["scaled"]
+        assert count > 3 and least > 25, f"{count} images of a smaller decode, PSNR {least:.1f} dB at least"

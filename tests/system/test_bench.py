@@ -153,7 +153,7 @@ def test_the_data_bench_lists_a_folder_and_loads_what_pytorch_loads(bin_dir, tmp
     monkeypatch.setattr(data, "best_workers", lambda torch, root, batch: (1, {1: 1.0}))
     assert data.main(["--rounds=2", "--images=8", "--batch-size=4", "--batches=20", "--files=100"]) == 0
     out = capsys.readouterr().out
-    assert out.count("images/s") >= 5 and "a folder of 100 images listed" in out and "muster, scaled" in out
+    assert out.count("images/s") >= 10 and out.count("scaled against exact: PSNR") == 2 and "a folder of 100 images listed" in out and "muster, scaled" in out
 
 
 def test_dp_vs_ddp_shows_the_three_ways_with_one_loss(monkeypatch, capsys):
@@ -196,7 +196,8 @@ def test_the_training_program_refuses_bad_arguments_with_one_line(bin_dir, argum
 
 
 @pytest.mark.parametrize("arguments, words", [(["--backend=mpi"], "--backend: mpi: use gloo, shm or tcp, which need no mpirun"), (["--count=0"], "--count"),
-                                              (["--count=1", "--bytes=8"], "excludes"), (["--iterations=x"], "--iterations"), (["other"], "not expected")])
+                                              (["--count=1", "--bytes=8"], "excludes"), (["--iterations=x"], "--iterations"), (["other"], "not expected"),
+                                              (["--device=0,3"], "0,3: this program sums on the CPU; use cpu or auto")])
 def test_all_reduce_refuses_bad_arguments_with_one_line(bin_dir, arguments, words):
     done = subprocess.run([bin_dir / "all_reduce", *arguments], text=True, capture_output=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr and not done.stdout
@@ -204,7 +205,7 @@ def test_all_reduce_refuses_bad_arguments_with_one_line(bin_dir, arguments, word
 
 def test_all_reduce_takes_an_init_method_a_backend_and_sizes(bin_dir, tmp_path):
     ranks = [subprocess.Popen([bin_dir / "all_reduce", f"--init-method=file://{tmp_path}/store?rank={rank}&world_size=2", "--backend=tcp", "--bytes=4096",
-                               "--iterations=3"], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+                               "--iterations=3", f"--local_rank={rank}", "--device=cpu"], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     for rank, process in enumerate(ranks):
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 0
