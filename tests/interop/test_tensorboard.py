@@ -5,14 +5,13 @@ import json
 import os
 import random
 import re
-import select
-import shutil
 import subprocess
-import time
+import urllib.request
 
 import pytest
 import torch_generations
-from launcher_support import BIN
+from browser import browser  # noqa: F401
+from launcher_support import BIN, wait_for
 from torch_generations import CURRENT, NEWEST, PYTHON, ROOT
 
 TENSORBOARD = ROOT / ".venv/tensorboard"
@@ -101,26 +100,61 @@ def test_tensorboard_reads_a_histogram_as_torch_makes_it(read, tmp_path):
         assert ours[1] == of_torch[1] | sums
 
 
-def test_a_browser_shows_the_scalars_chart(written, tmp_path):
-    if shutil.which("chromium") is None:
-        pytest.skip("no chromium here: scripts/setup --full installs it")
-    env = dict(os.environ, PYTHONPATH=str(TENSORBOARD), HOME=str(tmp_path))
+@pytest.fixture(scope="module")
+def address(written, tmp_path_factory):
+    """Of a tensorboard that has read the file."""
+    folder = tmp_path_factory.mktemp("server")
+    env = dict(os.environ, PYTHONPATH=str(TENSORBOARD), HOME=str(folder))
     command = [PYTHON, "-m", "tensorboard.main", "--logdir", str(written[0]), "--host", "127.0.0.1", "--port", "0"]
-    with open(tmp_path / "log", "wb") as log:
+    with open(folder / "log", "wb") as log:
         server = subprocess.Popen(command, env=env, stdout=log, stderr=log)
-    deadline = time.monotonic() + 90
+
+    def started():
+        assert server.poll() is None, (folder / "log").read_text()
+        return re.search(r"at (http://127\.0\.0\.1:\d+/)", (folder / "log").read_text())
+
+    def has(plugin, tag):
+        with urllib.request.urlopen(f"{found}data/plugin/{plugin}/tags", timeout=60) as answer:
+            return f'"{tag}"' in answer.read().decode()
     try:
-        while not (found := re.search(r"at (http://127\.0\.0\.1:\d+/)", (tmp_path / "log").read_text())):
-            assert server.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-            select.select([], [], [], 0.05)
-        browser = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000",
-                   "--disable-3d-apis",  # the curve is then an SVG path: that is looked for, with its 100 points
-                   f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=30000", "--dump-dom",
-                   f"{found[1]}?tagFilter=loss#timeseries"]
-        page = ""
-        while not ('title="train/loss"' in page and any(path.count("L") == 99 for path in re.findall("<path[^>]*>", page))):
-            assert time.monotonic() < deadline, page[:3000]  # the server may not have read the file yet
-            page = subprocess.run(browser, env=env, text=True, capture_output=True, timeout=60).stdout
+        found = wait_for(started, "tensorboard", 90)[1]
+        for plugin, tag in (("scalars", "train/loss"), ("histograms", "fc1.weight"), ("images", "image3")):
+            wait_for(lambda: has(plugin, tag), tag, 60)
+        yield found
     finally:
         server.kill()
         server.wait()
+
+
+def test_a_browser_shows_the_scalars_chart(address, browser):  # noqa: F811
+    chromium = browser(extra=["--disable-3d-apis"])  # the curve is then an SVG path: that is looked for, with its 100 points
+    chromium.open(f"{address}?tagFilter=loss#timeseries")
+    chromium.wait("document.querySelector('[title=\"train/loss\"]')"
+                  " && [...document.querySelectorAll('path')].some(path => (path.getAttribute('d') ?? '').split('L').length === 100)", 90)
+
+
+def test_a_browser_shows_an_image_with_its_pixels(address, browser):  # noqa: F811
+    chromium = browser()
+    chromium.open(f"{address}?tagFilter=image3#timeseries")
+    chromium.wait("document.querySelector('image-card [title=image3]') && document.querySelector('image-card img').naturalWidth", 90)
+    width, height, pixels = chromium.value("""(() => {
+        const image = document.querySelector('image-card img'), canvas = document.createElement('canvas');
+        [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+        const context = canvas.getContext('2d');
+        context.drawImage(image, 0, 0);
+        return [canvas.width, canvas.height, [...context.getImageData(0, 0, canvas.width, canvas.height).data]];
+    })()""")
+    assert (width, height) == (5, 3)
+    assert pixels == [value for at in range(15) for value in (*(7 * (3 * at + i) % 256 for i in range(3)), 255)]  # and opaque
+
+
+def test_a_browser_shows_a_histogram(address, browser):  # noqa: F811
+    chromium = browser()
+    chromium.open(f"{address}?tagFilter=fc1#timeseries")
+    path = chromium.wait("document.querySelector('histogram-card [title=\"fc1.weight\"]')"
+                         " && document.querySelector('tb-histogram .histogram path').getAttribute('d')", 90)
+    # From the ground up, along the middles of 30 bins, and down. The first bin has all values but one, which lies far to the right.
+    (_, ground), *bins, (_, end) = [tuple(map(float, point.split(","))) for point in re.findall(r"[ML]([^ML]+)", path)]
+    heights = [ground - y for _, y in bins]
+    assert len(bins) == 30 and end == ground and heights[0] > 10 and set(heights[1:20]) == {0}, heights
+    assert sum(heights[20:]) == pytest.approx(heights[0] / (len(VALUES) - 1), rel=1e-3), heights

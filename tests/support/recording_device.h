@@ -82,7 +82,7 @@ class TapeRecorder final : public StepRecorder {
   std::array<std::vector<Tape::Call>, StepGraphPlan::kSlots> slots_;
 };
 
-class RecordingDevice final : public Device {
+class RecordingDevice : public Device {
  public:
   RecordingDevice(Compute inner, std::shared_ptr<Tape> tape)
       : inner_(std::move(inner)), tape_(std::move(tape)) {}

@@ -12,7 +12,8 @@ from launcher_support import BIN, clean_environment, wait_for
 
 SAMPLES = 60000
 EVERY, BATCH = 40, 16
-TRAIN = ["--no-python", BIN / "fashion_mnist", "--epochs=2", f"--batch-size={BATCH}", "--device=cpu"]
+LR = 0.001
+TRAIN = ["--no-python", BIN / "fashion_mnist", "--epochs=2", f"--batch-size={BATCH}", f"--lr={LR}", "--device=cpu"]
 ELASTIC = ["--checkpoint=run", "--resume=run", f"--checkpoint-every={EVERY}"]
 CONF = "last_call_timeout=0.05"
 
@@ -89,6 +90,9 @@ def test_a_world_that_changes_within_an_epoch_leaves_out_no_sample_and_learns_as
     assert (last["epoch"], last["epoch_samples"], last["step"], last["world_size"]) == (2, 0, steps, after)
     # The schedule is as far as if all its steps had been of the last world's size.
     assert abs(last["schedule_step"] - 2 * steps_left(0, after)) <= 2
+    # Rank 0 of each world says how large the world is, and its learning rate: that of one rank times the size.
+    rates = re.findall(r"^garment on FashionMNIST: .* (\d+) ranks? \(.*, lr (\S+), seed \d+$", output, re.MULTILINE)
+    assert set(rates) == {(str(world), f"{LR * world:g}") for world in (before, after)}
     ours, theirs = (float(found(r"^test loss +([\d.]+)$", text)) for text in (output, uninterrupted(tmp_path)))
     assert abs(ours - theirs) < 0.1, (ours, theirs)
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -7,6 +8,7 @@
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
@@ -110,10 +112,10 @@ std::set<std::string> names_in(const fs::path& path) {
   return names;
 }
 
-/// Runs `body` in a child that stops at every entry to and exit from the kernel, and kills it at stop
-/// `kill_at`. True: it came to its end before.
-template <class Body>
-bool ends_before_stop(int kill_at, const Body& body) {
+/// Runs `body` in a child that stops at every entry to and exit from the kernel, where at_stop(child) says
+/// whether it goes on or is killed. True: it came to its end.
+template <class Body, class AtStop>
+bool ends_traced(const Body& body, AtStop at_stop) {
   const pid_t child = ::fork();
   REQUIRE(child >= 0);
   if (child == 0) {
@@ -124,13 +126,64 @@ bool ends_before_stop(int kill_at, const Body& body) {
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);
   REQUIRE(::ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL) == 0);
-  for (int stop = 0; WIFSTOPPED(status); ++stop) {
-    if (stop == kill_at) ::kill(child, SIGKILL);
-    REQUIRE((stop == kill_at || ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr) == 0));
+  while (WIFSTOPPED(status)) {
+    const bool goes_on = at_stop(child);
+    if (!goes_on) ::kill(child, SIGKILL);
+    REQUIRE((!goes_on || ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr) == 0));
     REQUIRE(::waitpid(child, &status, 0) == child);
   }
   if (WIFEXITED(status)) REQUIRE(WEXITSTATUS(status) == 0);
   return WIFEXITED(status);
+}
+
+/// The calls of `body` that bring a file or a directory to the disk or rename it, in their order; paths as
+/// seen from `base`, without the process' number. What is written to after its fsync is not on the disk.
+template <class Body>
+std::vector<std::string> disk_calls(const std::string& base, const Body& body) {
+  std::vector<std::string> calls;
+  __ptrace_syscall_info entry{}, stop{};
+  const bool ended = ends_traced(body, [&](pid_t child) {
+    REQUIRE(::ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof stop, &stop) > 0);
+    if (stop.op == PTRACE_SYSCALL_INFO_ENTRY) entry = stop;
+    if (stop.op != PTRACE_SYSCALL_INFO_EXIT || stop.exit.is_error != 0) return true;
+    const std::string process = "/proc/" + std::to_string(child), number = "-" + std::to_string(child);
+    const auto seen = [&](const fs::path& path) {
+      std::string name = path.lexically_relative(base);
+      if (const auto at = name.find(number); at != std::string::npos) name.erase(at, number.size());
+      return name;
+    };
+    const auto& args = entry.entry.args;
+    const auto file = [&] { return seen(fs::read_symlink(process + "/fd/" + std::to_string(args[0]))); };
+    const auto text = [&](std::uint64_t address) {
+      std::ifstream memory(process + "/mem", std::ios::binary);
+      std::string out;
+      std::getline(memory.seekg(static_cast<std::streamoff>(address)), out, '\0');
+      return seen(out);
+    };
+    switch (entry.entry.nr) {
+      case SYS_fsync:
+      case SYS_fdatasync:
+        calls.push_back("fsync " + file());
+        break;
+      case SYS_write:
+        std::erase(calls, "fsync " + file());
+        break;
+#ifdef SYS_rename
+      case SYS_rename:
+        calls.push_back("rename " + text(args[0]) + " to " + text(args[1]));
+        break;
+#endif
+      case SYS_renameat:
+      case SYS_renameat2:
+        calls.push_back("rename " + text(args[1]) + " to " + text(args[3]));
+        break;
+      default:
+        break;
+    }
+    return true;
+  });
+  REQUIRE(ended);
+  return calls;
 }
 
 }  // namespace
@@ -447,7 +500,8 @@ TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the ol
     fs::copy(old_run, run, fs::copy_options::recursive);
     REQUIRE(kills < 1000);
     INFO("killed at stop " << kills);
-    finished = ends_before_stop(kills, [&] { return write(run, step, "new"); });
+    finished = ends_traced([&] { return write(run, step, "new"); },
+                           [left = kills](pid_t) mutable { return left-- != 0; });
     const auto steps = restorable_steps(run);
     REQUIRE_FALSE(steps.empty());
     const auto read = read_step(run, steps.front(), names);
@@ -464,6 +518,27 @@ TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the ol
   REQUIRE(kills > 40);
   REQUIRE(saw_old);
   REQUIRE(saw_new);
+}
+
+TEST_CASE("files are on the disk before a name leads to them, and each name before the next step is taken") {
+  const test::TemporaryDirectory dir("/dev/shm");
+  const std::string base = fs::canonical(dir.path()), run = base + "/run";
+  Manifest manifest;
+  manifest.training.step = 8;
+  const StepFiles files{{"model.safetensors", {"weights"}}, {"optim.safetensors", {"momentum"}}};
+  const auto save = [&] { return write_step(run, manifest, files, true, 1).has_value(); };
+  using Calls = std::vector<std::string>;
+  REQUIRE(disk_calls(base, [&] { return prepare_checkpoints(run).has_value(); }) == Calls{"fsync ."});
+  for (const bool again : {false, true}) {  // beside nothing, and in place of the same step
+    INFO("again " << again);
+    Calls calls = disk_calls(base, save);
+    if (calls.size() > 3) std::sort(calls.begin(), calls.begin() + 3);  // of these any may be the first
+    REQUIRE(calls == Calls{"fsync run/.tmp/model.safetensors", "fsync run/.tmp/optim.safetensors",
+                           "fsync run/.tmp/state.json", "fsync run/.tmp",
+                           "rename run/.tmp to run/step-00000008", "fsync run",  //
+                           "fsync run/LATEST.tmp", "rename run/LATEST.tmp to run/LATEST", "fsync run",
+                           "fsync run/BEST.tmp", "rename run/BEST.tmp to run/BEST", "fsync run"});
+  }
 }
 
 TEST_CASE("state.json survives being written and read, and nothing else is taken for one") {

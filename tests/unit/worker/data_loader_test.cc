@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 
 #include <muster/data_loader.h>
 #include <muster/datasets.h>
 
 #include "tests/support/catch.h"
+#include "tests/support/recording_device.h"
 
 using namespace muster;
 
@@ -36,6 +39,27 @@ struct Seen {
   std::vector<std::int32_t> labels, indices, sizes;
   friend bool operator==(const Seen&, const Seen&) = default;
 };
+
+/// A device that knows the host memory it gave.
+class PinningDevice final : public testing::RecordingDevice {
+ public:
+  PinningDevice() : RecordingDevice(*make_compute(DeviceType::kCpu), std::make_shared<testing::Tape>()) {}
+
+  Result<std::shared_ptr<void>> allocate_host(std::size_t size_bytes) override {
+    MUSTER_TRY(std::shared_ptr<void> memory, RecordingDevice::allocate_host(size_bytes));
+    blocks.emplace_back(static_cast<const std::byte*>(memory.get()), size_bytes);
+    return memory;
+  }
+
+  std::vector<std::span<const std::byte>> blocks;
+};
+
+/// Computes, as decoding an image does, until the clock is on by so much.
+void spin(std::chrono::nanoseconds time) {
+  const auto end = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < end) {
+  }
+}
 
 /// The rest of an epoch.
 Result<Seen> epoch_of(DataLoader& loader) {
@@ -168,6 +192,59 @@ TEST_CASE("workers make batches ahead while the caller uses one, as many as pref
   lock.unlock();
   loader->reset();  // joins the workers: nothing more was begun
   REQUIRE(begun == 4 * 5);
+}
+
+TEST_CASE(
+    "pin_memory: batches lie in the device's host memory, a block for each that is kept or made ahead") {
+  const Numbers numbers{.count = 50};
+  for (const int workers : {0, 2}) {
+    INFO("workers " << workers);
+    const auto device = std::make_shared<PinningDevice>();
+    const auto loader =
+        DataLoader::create(numbers, SequentialSampler(50),
+                           {.batch_size = 4, .num_workers = workers, .prefetch = 3, .pin_memory = device});
+    REQUIRE_OK(loader);
+    const std::size_t blocks = workers == 0 ? 2 : 3 + 2;  // the last two that were handed out stay
+    REQUIRE(device->blocks.size() == blocks);
+    std::set<const void*> used;
+    for (int i = 0; i < 2 * (13 + 1); ++i) {
+      const auto batch = (*loader)->next();
+      REQUIRE_OK(batch);
+      if (*batch == nullptr) continue;  // the epoch has ended
+      const Tensor& inputs = (*batch)->inputs;
+      const auto* const begin = static_cast<const std::byte*>(inputs.data);
+      REQUIRE(std::any_of(device->blocks.begin(), device->blocks.end(), [&](const auto& block) {
+        return begin >= block.data() && begin + inputs.size_bytes() <= block.data() + block.size();
+      }));
+      used.insert(begin);
+    }
+    REQUIRE(used.size() == blocks);
+    REQUIRE(device->blocks.size() == blocks);
+  }
+}
+
+TEST_CASE("wait_time() is what next() has taken, and nothing else") {
+  using namespace std::chrono_literals;
+  Numbers numbers{.count = 6};
+  numbers.before = [](std::int32_t) -> Result<void> {
+    spin(2ms);
+    return {};
+  };
+  const auto loader = DataLoader::create(numbers, SequentialSampler(6), {.batch_size = 2});
+  REQUIRE_OK(loader);
+  spin(2ms);
+  REQUIRE((*loader)->wait_time() == 0ns);
+  std::chrono::nanoseconds most = 0ns;
+  for (int samples = 2; samples <= 6; samples += 2) {
+    const auto begin = std::chrono::steady_clock::now();
+    REQUIRE_OK((*loader)->next());
+    most += std::chrono::steady_clock::now() - begin;
+    const std::chrono::nanoseconds waited = (*loader)->wait_time();
+    REQUIRE(waited >= samples * 2ms);
+    REQUIRE(waited <= most);
+    spin(2ms);
+    REQUIRE((*loader)->wait_time() == waited);
+  }
 }
 
 TEST_CASE("the first error in the order of the samples is returned, after the batches before it, for good") {

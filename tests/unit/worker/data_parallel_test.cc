@@ -129,6 +129,22 @@ TEST_CASE("the first device of DataParallel holds the optimizer's state, too") {
   REQUIRE(memory_allocated(devices[0]) >= memory_allocated(devices[1]) + models[0].arena_bytes());
 }
 
+TEST_CASE("DataParallel keeps its replicas: another batch of the same size allocates nothing") {
+  std::vector<nn::Model> models = garment_models(3);
+  const std::vector<Compute> devices = cpus(3);
+  const auto parallel = DataParallel::create(models, devices);
+  REQUIRE_OK(parallel);
+  std::vector<std::vector<std::size_t>> bytes;
+  for (const int first : {0, 8, 16}) {
+    const Samples samples(first, 8);  // 3, 3 and 2
+    REQUIRE_OK((*parallel)->forward_backward(samples.input, samples.labels));
+    bytes.emplace_back();
+    for (const Compute& device : devices) bytes.back().push_back(memory_allocated(device));
+  }
+  REQUIRE(bytes[1] == bytes[0]);
+  REQUIRE(bytes[2] == bytes[0]);
+}
+
 TEST_CASE("DataParallel refuses models that differ, and batches that do not fit") {
   std::vector<nn::Model> models = garment_models(1);
   models.push_back(nn::mlp());
