@@ -25,6 +25,7 @@
 #include "launcher/doctor/doctor_node.h"
 #include "launcher/hardware/cores.h"
 #include "launcher/hardware/gpus.h"
+#include "launcher/hardware/small_files.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/output/log_writer.h"
 #include "launcher/output/output_sink.h"
@@ -195,7 +196,7 @@ class Launch {
                           [&] { return read_hardware(asked); },
                           [] { return count_cores(); },
                           has_gpu_driver(gpu_paths(environment_)),
-                          [&] { return count_listed_gpus(gpu_paths(environment_)); },
+                          [] { return static_cast<int>(list_directory(GpuPaths().proc_gpus).size()); },
                           [] { return read_cpu_budget(); }};
     auto planned = plan_job(options_, environment_, machine);
     if (!planned) {
@@ -351,21 +352,19 @@ class Launch {
   /// --events and --metrics-addr, before anything is started: what cannot be had is an error at once.
   Result<void> open_observers() {
     if (!options_.events.empty()) {
-      MUSTER_TRY(EventLog opened, EventLog::open(options_.events, job_->host));
-      events_.emplace(std::move(opened));
+      MUSTER_TRY(events_, EventLog::open(options_.events, job_->host));
     }
     if (options_.metrics_addr.empty() && options_.detach) open_own_page();
     if (options_.metrics_addr.empty()) return {};
-    MUSTER_TRY(net::Listener opened, net::open_status_listener("--metrics-addr", options_.metrics_addr));
+    MUSTER_TRY(listener_, net::open_status_listener("--metrics-addr", options_.metrics_addr));
+    const std::string& address = job_->status_address = listener_->address;
     // Print the address only when the kernel chose the port, or nobody could make the token.
     if (const auto asked = net::parse_status_address(options_.metrics_addr); asked && asked->port == 0)
-      std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", opened.address.c_str());
+      std::fprintf(stderr, "muster: metrics at http://%s/metrics\n", address.c_str());
     if (job_->node_rank == 0)
-      std::fprintf(stderr, "muster: status page at http://%s/%s%s%s\n", opened.address.c_str(),
+      std::fprintf(stderr, "muster: status page at http://%s/%s%s%s\n", address.c_str(),
                    page_token_.empty() ? "" : "?token=", page_token_.c_str(),
                    job_->nodes > 1 && !options_.node_rank ? " if this becomes node 0" : "");
-    job_->status_address = opened.address;
-    listener_.emplace(std::move(opened));
     return {};
   }
 

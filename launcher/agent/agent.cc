@@ -100,19 +100,11 @@ class Agent {
     // The loop runs on after the agent, for those who watch the page, and a child's end may be queued.
     signals_->async_wait(lifetime_.guard([this](boost::system::error_code error, int signal) {
       if (error) return;
-      on_unix_signal(signal);
       wait_for_signal();
-    }));
-  }
-
-  void on_unix_signal(int signal) {
-    if (signal == SIGCHLD) {
-      reap_orphans();
-    } else if (signal == SIGWINCH) {
+      if (signal == SIGCHLD) return reap_orphans();
+      if (signal != SIGWINCH) return events_.push_back(SignalReceived{signal});
       if (attempt_) attempt_->window_changed();
-    } else {
-      events_.push_back(SignalReceived{signal});
-    }
+    }));
   }
 
   /// A worker's end is left to the attempt, which learns it from a descriptor of its own, as long as there is
@@ -225,8 +217,7 @@ class Agent {
                   [](const AgentEvent& event) { return !std::holds_alternative<SignalReceived>(event); });
     services_.telemetry.attempt_over(notice);
     if (assignment.group_rank == 0)
-      if (const auto straggler = services_.status.straggler())
-        log_.warning(straggler_text(straggler->found, straggler->host));
+      if (const auto straggler = services_.status.straggler()) log_.warning(straggler_text(*straggler));
     if (!notice) {
       log_.error(notice.error().message);
       return leave(notice.error().code == ErrorCode::kPeerGone ? kExitPeerLost : kExitSystem);

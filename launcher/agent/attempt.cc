@@ -136,9 +136,13 @@ void Attempt::start_workers() {
   services_.telemetry.running(group_, *services_.directory);
   for (int rank = 0; rank < job_.local_world_size; ++rank) gpu_release_.started(group_.pid(rank));
   monitor_.begin();
-  if (services_.entry != nullptr)
-    services_.entry->running(assignment_, group_.workers(assignment_.base_rank, router_.worker_files()),
-                             log_);
+  if (services_.entry != nullptr) {
+    std::vector<JobRecord::Worker> workers;
+    for (int rank = 0; rank < job_.local_world_size; ++rank)
+      workers.push_back(
+          {assignment_.base_rank + rank, group_.pid(rank), services_.directory->progress_file(rank)});
+    services_.entry->running(assignment_, std::move(workers), log_);
+  }
   if (!restart_) return;
   const auto ms = [](auto from, auto to) { return std::chrono::duration_cast<Millis>(to - from).count(); };
   const std::string text =
@@ -375,8 +379,7 @@ void Attempt::search(int local_rank) {
 void Attempt::evidence_read(int local_rank, const std::optional<Cause>& written) {
   if (searched_.erase(local_rank) == 0) return;
   if (searched_.empty()) search_by_.reset();
-  const auto outcome = std::find_if(outcomes_.begin(), outcomes_.end(),
-                                    [&](const WorkerOutcome& each) { return each.local_rank == local_rank; });
+  const auto outcome = std::ranges::find(outcomes_, local_rank, &WorkerOutcome::local_rank);
   services_.post_mortem.judge_at_end(*outcome, written);
   services_.telemetry.worker_ended(*outcome);
   if (announces_ && local_rank == supervision_.first_failure()) announce();
@@ -517,9 +520,8 @@ void Attempt::searches_done(const PostMortem::Found& found) {
 
 void Attempt::publish() {
   report_.missing.insert(report_.missing.end(), awaited_.begin(), awaited_.end());
-  std::sort(report_.missing.begin(), report_.missing.end());
-  std::sort(report_.nodes.begin(), report_.nodes.end(),
-            [](const NodeReport& a, const NodeReport& b) { return a.node < b.node; });
+  std::ranges::sort(report_.missing);
+  std::ranges::sort(report_.nodes, {}, &NodeReport::node);
   services_.telemetry.reported_failure(
       services_.post_mortem.publish(report_, *services_.directory, services_.err));
   finish(*result_when_reported_);
@@ -546,9 +548,8 @@ FailureNotice Attempt::describe_failure() const {
     out.text = fmt::format("rank {} (local_rank {}) on {} was not started: {}", out.rank,
                            start_failure_->local_rank, job_.host, start_failure_->error.message);
   } else if (supervision_.first_failure() >= 0) {
-    const WorkerOutcome& first = *std::find_if(outcomes_.begin(), outcomes_.end(), [&](const auto& outcome) {
-      return outcome.local_rank == supervision_.first_failure();
-    });
+    const WorkerOutcome& first =
+        *std::ranges::find(outcomes_, supervision_.first_failure(), &WorkerOutcome::local_rank);
     out.rank = first.rank;
     out.exit_code = first.end.shell_code();
     out.text = first.end.preempted()
@@ -583,7 +584,7 @@ FailureNotice Attempt::describe_failure() const {
 /// Workers that were asked to end and saved their state make the end of the job on this node a preemption.
 FailureNotice Attempt::after_preemption(FailureNotice notice) const {
   if (notice.preempted()) {
-    const auto failed = std::find_if(outcomes_.begin(), outcomes_.end(), is_failure);
+    const auto failed = std::ranges::find_if(outcomes_, is_failure);
     if (failed == outcomes_.end()) return notice;
     // Whoever starts the job again for the code would start it without this one's state.
     notice.exit_code = failed->end.shell_code();
@@ -591,11 +592,9 @@ FailureNotice Attempt::after_preemption(FailureNotice notice) const {
     return notice;
   }
   if (notice.rank >= 0 || notice.restart || notice.lost_node >= 0 || notice.cut_off) return notice;
-  const auto preempted = std::count_if(outcomes_.begin(), outcomes_.end(),
-                                       [](const auto& outcome) { return outcome.end.preempted(); });
-  const bool all_well = std::all_of(outcomes_.begin(), outcomes_.end(), [](const auto& outcome) {
-    return outcome.end.preempted() || outcome.end.ok();
-  });
+  const auto preempted = std::ranges::count_if(outcomes_, &ProcessEnd::preempted, &WorkerOutcome::end);
+  const bool all_well = std::ranges::all_of(
+      outcomes_, [](const ProcessEnd& end) { return end.preempted() || end.ok(); }, &WorkerOutcome::end);
   if (preempted == 0 || !all_well) return notice;
   notice.exit_code = kExitPreempted;
   notice.text = fmt::format("preempted: {}; {} of {} workers here exited with code {}", notice.text,

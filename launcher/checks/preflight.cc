@@ -34,9 +34,10 @@ constexpr std::uint64_t kDiskLow = 1024 * kMiB;
 constexpr std::uint64_t kFilesFew = 1000;
 constexpr std::size_t kMostErrorBytes = 1000;  // it is in every other node's log
 
-std::string gpu_name(const Nvml::GpuHealth& gpu) {
-  return gpu.uuid.empty() ? fmt::format("GPU {}", gpu.index)
-                          : fmt::format("GPU {} ({})", gpu.index, gpu.uuid);
+/// `Any`: Gpu or Nvml::GpuHealth.
+template <class Any>
+std::string gpu_name(const Any& gpu) {
+  return fmt::format("GPU {}{}", gpu.index, gpu.uuid.empty() ? "" : fmt::format(" ({})", gpu.uuid));
 }
 
 /// What a check has found so far.
@@ -315,7 +316,7 @@ PreflightJob plan_preflight(const Job& job, bool share_gpus, const Environment& 
   if (!job.placement.empty()) {
     out.gpus.emplace();
     for (const RankPlacement& rank : job.placement)
-      if (rank.gpu && std::find(out.gpus->begin(), out.gpus->end(), rank.gpu->index) == out.gpus->end())
+      if (rank.gpu && std::ranges::find(*out.gpus, rank.gpu->index) == out.gpus->end())
         out.gpus->push_back(rank.gpu->index);
   }
   if (!job.visible_devices.empty())
@@ -397,10 +398,8 @@ std::vector<std::string> gpu_devices(std::span<const Gpu> gpus, std::optional<st
   std::vector<std::string> out;
   for (const Device& device : visible_devices(gpus, visible)) {
     const Gpu& gpu = gpus[device.gpu];
-    out.push_back(device.entry.starts_with("MIG-")
-                      ? fmt::format("GPU slice {0}=slice:{0}", device.entry)
-                      : fmt::format("GPU {}{}=gpu:{}", gpu.index,
-                                    gpu.uuid.empty() ? "" : fmt::format(" ({})", gpu.uuid), out.size()));
+    out.push_back(device.entry.starts_with("MIG-") ? fmt::format("GPU slice {0}=slice:{0}", device.entry)
+                                                   : fmt::format("{}=gpu:{}", gpu_name(gpu), out.size()));
   }
   return out;
 }

@@ -20,8 +20,7 @@ tl::unexpected<Error> wrong(std::string_view key, std::string_view value, std::s
 }
 
 std::optional<bool> parse_bool(std::string value) {
-  std::transform(value.begin(), value.end(), value.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::ranges::transform(value, value.begin(), [](unsigned char c) { return std::tolower(c); });
   for (const std::string_view yes : {"1", "true", "t", "yes", "y"})
     if (value == yes) return true;
   for (const std::string_view no : {"0", "false", "f", "no", "n"})
@@ -85,8 +84,7 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf, ElasticConf out) {
   std::stable_partition(pairs.begin(), pairs.end(), [](const auto& pair) { return pair.first == "timeout"; });
   for (const auto& pair : pairs) {
     const auto &key = pair.first, &value = pair.second;
-    const auto* const row = std::find_if(kRdzvKeys.begin(), kRdzvKeys.end(),
-                                         [&key](const RdzvKey& known) { return known.name == key; });
+    const auto* const row = std::ranges::find(kRdzvKeys, key, &RdzvKey::name);
     if (row == kRdzvKeys.end())
       return usage("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key));
     MUSTER_OK(std::visit([&](auto to) { return put_value(*row, value, out.*to); }, row->target));

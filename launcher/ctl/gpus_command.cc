@@ -42,9 +42,7 @@ void ask_nvml(const GpuPaths& paths, int out) {
     answer.holders = find_gpu_holders(*nvml);
   else
     answer.error = nvml.error().message;
-  std::string bytes;
-  ArchiveWriter{bytes}(answer);
-  (void)write_all(out, bytes);
+  (void)write_all(out, to_archive(answer));
 }
 
 Answer ask(const GpuPaths& paths) {
@@ -62,15 +60,7 @@ Answer ask(const GpuPaths& paths) {
     if (n <= 0) break;
     bytes.append(block, static_cast<std::size_t>(n));
   }
-  if (bytes.empty()) return {"NVML has ended the process that asked it", {}};
-  Answer out;
-  ArchiveReader reader{bytes};
-  reader(out);
-  return out;
-}
-
-std::string text_or_dash(const std::string& text) {
-  return text.empty() ? "-" : text;
+  return from_archive<Answer>(bytes).value_or(Answer{"NVML has ended the process that asked it", {}});
 }
 
 std::string table(const std::vector<GpuHolder>& holders) {
@@ -79,11 +69,11 @@ std::string table(const std::vector<GpuHolder>& holders) {
   for (const GpuHolder& holder : holders) {
     const SeenProcess& process = holder.process;
     rows.push_back(
-        {fmt::format("{}", holder.use.gpu), fmt::format("{}", holder.use.pid), text_or_dash(process.user),
+        {fmt::format("{}", holder.use.gpu), fmt::format("{}", holder.use.pid), or_dash(process.user),
          process.since == 0 ? "-" : local_time_text(process.since, "%Y-%m-%d %H:%M:%S"),
-         holder.use.bytes == 0 ? "-" : fmt::format("{}", holder.use.bytes >> 20), text_or_dash(process.rank),
-         text_or_dash(process.run_id), std::string(kHolderKinds[static_cast<std::size_t>(holder.kind)]),
-         text_or_dash(process.command)});
+         holder.use.bytes == 0 ? "-" : fmt::format("{}", holder.use.bytes >> 20), or_dash(process.rank),
+         or_dash(process.run_id), std::string(kHolderKinds[static_cast<std::size_t>(holder.kind)]),
+         or_dash(process.command)});
   }
   return text_table(rows);
 }
@@ -136,8 +126,7 @@ int show_gpus(const GpusCommand& command, const Environment& environment) {
   const auto ended = end_holders(answer.holders, kEndTimeout);
   for (const EndedHolder& one : ended) std::fprintf(out, "pid %d %s\n", one.pid, one.text.c_str());
   if (ended.empty()) std::fputs("there is nothing to end: no process of yours was left behind\n", out);
-  const bool all = std::all_of(ended.begin(), ended.end(), [](const EndedHolder& one) { return one.ended; });
-  return all ? kExitOk : kExitStillRuns;
+  return std::ranges::all_of(ended, &EndedHolder::ended) ? kExitOk : kExitStillRuns;
 }
 
 }  // namespace muster::launcher

@@ -19,7 +19,6 @@ struct RankView {
   std::string state;  // running, blocked (in the kernel), paused (by a signal) or ended
   std::optional<ProcessUsage> usage;
   std::string progress;  // "epoch 2 step 140/15000 all_reduce"; empty: not known
-  std::optional<Position> position;
 };
 
 RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
@@ -33,10 +32,7 @@ RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
                                                              : "running";
     out.usage = *usage;
   }
-  if (const auto seen = read_progress(worker.progress_file)) {
-    out.progress = seen->text;
-    out.position = position_in(seen->text);
-  }
+  if (const auto seen = read_progress(worker.progress_file)) out.progress = seen->text;
   return out;
 }
 
@@ -99,9 +95,9 @@ std::string status_json(const JobRecord& entry) {
     Json& worker = out["workers"][i];
     worker["state"] = rank.state;
     if (!rank.progress.empty()) worker["progress"] = rank.progress;
-    if (rank.position) {
-      worker["epoch"] = rank.position->epoch;
-      worker["step"] = rank.position->step;
+    if (const auto position = position_in(rank.progress)) {
+      worker["epoch"] = position->epoch;
+      worker["step"] = position->step;
     }
     if (rank.usage) {
       worker["resident_bytes"] = rank.usage->resident_bytes;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <utility>
@@ -97,9 +98,8 @@ using Nodes = std::map<double, const Json*>;
 
 RankRow row_of(const Json& ranks, std::size_t i, const Nodes& nodes) {
   const auto at = [&](const char* name) -> const Json& {
-    static const Json kNull;
     const auto& column = items(field(ranks, name));
-    return i < column.size() ? column[i] : kNull;
+    return i < column.size() ? column[i] : field({}, "");
   };
   const double on = number(at("node"));
   const auto found = std::isnan(on) ? nodes.end() : nodes.find(on);
@@ -109,8 +109,8 @@ RankRow row_of(const Json& ranks, std::size_t i, const Nodes& nodes) {
   for (const Column& column : kColumns) {
     const std::string_view name = column.name;
     if (column.shown == nullptr) {
-      const std::string seen = text(name == "host" ? field(node, "host") : at(column.name), kMaxCell);
-      out.cells.push_back({seen.empty() ? "-" : seen, kUnknown});
+      out.cells.push_back(
+          {or_dash(text(name == "host" ? field(node, "host") : at(column.name), kMaxCell)), kUnknown});
       continue;
     }
     double value = number(at(column.name));
@@ -175,10 +175,10 @@ std::string cut(std::string line, std::size_t columns) {
 std::vector<const RankRow*> rows_of(const JobView& view, const TopState& state) {
   std::vector<const RankRow*> out;
   for (const RankRow& row : view.ranks)
-    if (std::any_of(row.cells.begin(), row.cells.end(),
-                    [&](const Cell& cell) { return cell.text.find(state.filter) != std::string::npos; }))
+    if (std::ranges::any_of(
+            row.cells, [&](const Cell& cell) { return cell.text.find(state.filter) != std::string::npos; }))
       out.push_back(&row);
-  std::stable_sort(out.begin(), out.end(), [&](const RankRow* left, const RankRow* right) {
+  std::ranges::stable_sort(out, [&](const RankRow* left, const RankRow* right) {
     const Cell &a = left->cells[state.sort], &b = right->cells[state.sort];
     if (a.text == "-" || b.text == "-") return a.text != "-" && b.text == "-";  // unknown: behind
     const Cell &low = state.reversed ? b : a, &high = state.reversed ? a : b;
@@ -188,14 +188,13 @@ std::vector<const RankRow*> rows_of(const JobView& view, const TopState& state) 
 }
 
 std::size_t place_of(const std::vector<const RankRow*>& rows, std::int64_t rank) {
-  const auto found =
-      std::find_if(rows.begin(), rows.end(), [&](const RankRow* row) { return row->rank == rank; });
+  const auto found = std::ranges::find(rows, rank, &RankRow::rank);
   return found == rows.end() ? 0 : static_cast<std::size_t>(found - rows.begin());
 }
 
 std::vector<std::string> table_of(const std::vector<const RankRow*>& rows) {
-  std::vector<std::vector<std::string>> cells;
-  cells.emplace_back(column_titles().begin(), column_titles().end());
+  std::vector<std::vector<std::string>> cells(1);
+  for (const Column& column : kColumns) cells[0].emplace_back(column.title);
   for (const RankRow* row : rows) {
     auto& line = cells.emplace_back();
     for (const Cell& cell : row->cells) line.push_back(cell.text);
@@ -251,15 +250,6 @@ std::size_t body_rows(const TopState& state, const JobView& view) {
 }
 
 }  // namespace
-
-const std::vector<std::string_view>& column_titles() {
-  static const std::vector<std::string_view> kTitles = [] {
-    std::vector<std::string_view> out;
-    for (const Column& column : kColumns) out.push_back(column.title);
-    return out;
-  }();
-  return kTitles;
-}
 
 std::vector<std::string> shown_lines(std::string_view text) {
   std::vector<std::string> out;
@@ -355,7 +345,7 @@ Action press(TopState& state, const JobView& view, int key) {
     case 'q':
       return on_ranks ? Action::kQuit : turn_to(Page::kRanks);
     case 's':
-      state.sort = (state.sort + 1) % column_titles().size();
+      state.sort = (state.sort + 1) % std::size(kColumns);
       break;
     case 'r':
       state.reversed = !state.reversed;
@@ -419,7 +409,7 @@ std::vector<ScreenLine> screen_of(TopState& state, const JobView& view) {
   }
   while (out.size() + 1 < state.rows) out.push_back({});
   std::string foot =
-      fmt::format("by {}{}{}  {}", column_titles()[state.sort], state.reversed ? " reversed" : "",
+      fmt::format("by {}{}{}  {}", kColumns[state.sort].title, state.reversed ? " reversed" : "",
                   state.filter.empty() ? "" : fmt::format(" with \"{}\"", state.filter), kHints);
   if (state.typing) foot = fmt::format("filter: {}_", state.filter);
   if (state.page != Page::kRanks) foot = "q back  arrows, page keys: move";
@@ -430,10 +420,7 @@ std::vector<ScreenLine> screen_of(TopState& state, const JobView& view) {
 std::string plain_text(const JobView& view) {
   std::string out = fmt::format("{}\n", fmt::join(view.heading, "\n"));
   for (const std::string& line : view.alerts) out += line + "\n";
-  std::vector<const RankRow*> rows;
-  rows.reserve(view.ranks.size());
-  for (const RankRow& row : view.ranks) rows.push_back(&row);
-  out += fmt::format("\n{}\n", fmt::join(table_of(rows), "\n"));
+  out += fmt::format("\n{}\n", fmt::join(table_of(rows_of(view, {})), "\n"));
   if (!view.gpus.empty()) out += fmt::format("\n{}\n", fmt::join(view.gpus, "\n"));
   if (!view.events.empty()) out += "\nlast event: " + view.events.back() + "\n";
   return out;

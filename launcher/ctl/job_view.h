@@ -22,7 +22,7 @@ struct Cell {
 
 struct RankRow {
   std::int64_t rank = 0;
-  std::vector<Cell> cells;  ///< as many as column_titles()
+  std::vector<Cell> cells;  ///< one for each column
 };
 
 struct JobView {
@@ -37,7 +37,6 @@ struct JobView {
 
 /// kProtocol: it is no status document.
 [[nodiscard]] Result<JobView> parse_job_view(std::string_view json);
-[[nodiscard]] const std::vector<std::string_view>& column_titles();
 /// `text` as lines that may be shown.
 [[nodiscard]] std::vector<std::string> shown_lines(std::string_view text);
 

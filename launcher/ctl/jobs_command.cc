@@ -87,8 +87,7 @@ std::string node_table(std::vector<NodeState> nodes) {
   const auto place = [](const NodeState& node) {
     return std::pair(node.group_rank < 0, node.group_rank < 0 ? node.number : std::uint64_t(node.group_rank));
   };
-  std::sort(nodes.begin(), nodes.end(),
-            [&](const NodeState& a, const NodeState& b) { return place(a) < place(b); });
+  std::ranges::sort(nodes, {}, place);
   std::vector<std::vector<std::string>> rows = {
       {"NODE", "HOST", "RANKS", "STATE", "HEARD", "ADDRESS", "WHY"}};
   for (const NodeState& node : nodes)

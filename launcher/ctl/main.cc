@@ -55,13 +55,29 @@ Result<void> copy(int file) {
   }
 }
 
-/// Copies what is in `path` from `from` on to stdout, and what is added to it until `process` (-1: nothing to
-/// wait for) has ended. Sleeps in between. kPeerGone: nobody reads stdout any more. Source: inotify(7).
-Result<void> follow(const std::string& path, long long from, int process) {
+/// Where the last `lines` lines of a file begin; 0: all. Reads backwards: what is before them costs nothing.
+Result<off_t> beginning_of_last_lines(int file, const std::string& path, std::size_t lines) {
+  const off_t end = lines == 0 ? 0 : ::lseek(file, 0, SEEK_END);
+  std::array<char, 64 * 1024> block{};
+  for (off_t at = end; at > 0;) {
+    const auto size = std::min(block.size(), static_cast<std::size_t>(at));
+    at -= static_cast<off_t>(size);
+    if (retry_eintr([&] { return ::pread(file, block.data(), size, at); }) != static_cast<ssize_t>(size))
+      return fail(errno_error("read " + path, errno));
+    for (off_t next = at + static_cast<off_t>(size); next > at; --next)
+      if (block[static_cast<std::size_t>(next - 1 - at)] == '\n' && next < end && --lines == 0) return next;
+  }
+  return 0;
+}
+
+/// Copies the last `lines` lines of `path` (0: all) to stdout, and what is added to it until `process` (-1:
+/// nothing to wait for) has ended. Sleeps in between. kPeerGone: nobody reads stdout any more. Source:
+/// inotify(7).
+Result<void> follow(const std::string& path, std::size_t lines, int process) {
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return fail(errno_error("open " + path, errno));
-  if (::lseek(file.get(), static_cast<off_t>(from), SEEK_SET) < 0)
-    return fail(errno_error("seek in " + path, errno));
+  MUSTER_TRY(const off_t from, beginning_of_last_lines(file.get(), path, lines));
+  if (::lseek(file.get(), from, SEEK_SET) < 0) return fail(errno_error("seek in " + path, errno));
   if (process < 0) return copy(file.get());
   const UniqueFd changes(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
   if (!changes || ::inotify_add_watch(changes.get(), path.c_str(), IN_MODIFY) < 0)
@@ -76,24 +92,6 @@ Result<void> follow(const std::string& path, long long from, int process) {
     alignas(inotify_event) std::array<char, 4096> events;
     (void)retry_eintr([&] { return ::read(changes.get(), events.data(), events.size()); });
   }
-}
-
-/// Where the last `lines` lines of a file begin. Reads backwards: what is before them costs nothing.
-Result<long long> beginning_of_last_lines(const std::string& path, std::size_t lines) {
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return fail(errno_error("open " + path, errno));
-  const off_t end = ::lseek(file.get(), 0, SEEK_END);
-  std::array<char, 64 * 1024> block{};
-  for (off_t at = end; at > 0;) {
-    const auto size = std::min(block.size(), static_cast<std::size_t>(at));
-    at -= static_cast<off_t>(size);
-    if (retry_eintr([&] { return ::pread(file.get(), block.data(), size, at); }) !=
-        static_cast<ssize_t>(size))
-      return fail(errno_error("read " + path, errno));
-    for (off_t next = at + static_cast<off_t>(size); next > at; --next)
-      if (block[static_cast<std::size_t>(next - 1 - at)] == '\n' && next < end && --lines == 0) return next;
-  }
-  return 0;
 }
 
 struct Jobs {
@@ -114,7 +112,7 @@ struct Jobs {
     int matches = 0;
     for (const JobRecord& entry : entries) {
       if (entry.name == name) return &entry;
-      if (entry.name.rfind(name, 0) != 0) continue;
+      if (!entry.name.starts_with(name)) continue;
       out = &entry;
       ++matches;
     }
@@ -128,8 +126,8 @@ struct Jobs {
 
   /// The only one that runs.
   [[nodiscard]] const JobRecord* only() const {
-    const auto found = std::find_if(entries.begin(), entries.end(), is_alive);
-    const auto running = std::count_if(entries.begin(), entries.end(), is_alive);
+    const auto found = std::ranges::find_if(entries, is_alive);
+    const auto running = std::ranges::count_if(entries, is_alive);
     if (running == 1) return &*found;
     complain(
         running == 0
@@ -166,9 +164,7 @@ JobRecord refreshed(const JobRecord& entry, const Environment& environment) {
 
 int logs(const JobRecord& entry, std::size_t lines, bool wait) {
   const UniqueFd agent = agent_of(entry);
-  const auto from = lines == 0 ? Result<long long>(0) : beginning_of_last_lines(entry.output, lines);
-  if (!from) return complain(from.error().message, kExitSystem);
-  const auto shown = follow(entry.output, *from, wait && agent ? agent.get() : -1);
+  const auto shown = follow(entry.output, lines, wait && agent ? agent.get() : -1);
   if (!shown && shown.error().code != ErrorCode::kPeerGone)
     return complain(shown.error().message, kExitSystem);
   return 0;
@@ -229,14 +225,6 @@ CLI::Option* add_coordinator(CLI::App& out, JobsCommand& look) {
   return endpoint;
 }
 
-CLI::App* define_jobs(CLI::App& app, JobsCommand& look) {
-  auto* out = app.add_subcommand("jobs", "what a coordinator has: a musterd, or the one that an agent runs");
-  out->add_option("job", look.job, "this one and its nodes [all jobs]");
-  add_coordinator(*out, look)->required();
-  out->add_flag("--json", look.json, "for programs");
-  return out;
-}
-
 CLI::App* define_live(CLI::App& app, const char* name, const char* what, TopCommand& look) {
   auto* out = app.add_subcommand(name, what);
   out->add_option("job", look.coordinator.job,
@@ -293,7 +281,11 @@ int main(int argc, char** argv) {
   end->add_flag("--now", at_once, "kill the workers instead of giving them time");
   auto* forget = with_name(app.add_subcommand("rm", "forget one that has ended, and remove its output file"));
   JobsCommand look;
-  CLI::App* jobs_of = define_jobs(app, look);
+  auto* jobs_of =
+      app.add_subcommand("jobs", "what a coordinator has: a musterd, or the one that an agent runs");
+  jobs_of->add_option("job", look.job, "this one and its nodes [all jobs]");
+  add_coordinator(*jobs_of, look)->required();
+  jobs_of->add_flag("--json", look.json, "for programs");
   GpusCommand gpus;
   auto* gpus_of =
       app.add_subcommand("gpus", "who uses the GPUs of this host, and what dead agents left on them");

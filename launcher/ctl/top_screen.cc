@@ -198,11 +198,7 @@ std::optional<int> run_screen(const JobPage& page, Millis interval) {
     ::use_default_colors();
     ::init_pair(1, COLOR_RED, -1);
   }
-  int status = kExitSystem;
-  {
-    TopScreen top(page, interval, std::move(keys));
-    status = top.run();
-  }
+  const int status = TopScreen(page, interval, std::move(keys)).run();
   ::endwin();
   ::delscreen(screen);
   return status;

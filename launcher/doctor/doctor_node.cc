@@ -118,7 +118,7 @@ Result<bool> examine(const Place& place, const DoctorArguments& arguments) {
   DoctorNode self = offer(arguments, own);
   MUSTER_TRY(const EchoServer server, EchoServer::open(self.token));
   self.port = server.port;
-  MUSTER_OK(store->set(key("node", place.rank), encode_finding(self)));
+  MUSTER_OK(store->set(key("node", place.rank), to_archive(self)));
 
   std::vector<std::string> keys(place.nodes);
   for (std::size_t i = 0; i < place.nodes; ++i) keys[i] = key("node", i);
@@ -128,7 +128,7 @@ Result<bool> examine(const Place& place, const DoctorArguments& arguments) {
     MUSTER_TRY(DoctorNode node, decode_finding<DoctorNode>(text));
     nodes.push_back(std::move(node));
   }
-  MUSTER_OK(store->set(key("row", place.rank), encode_finding(try_all(nodes, place.rank, own))));
+  MUSTER_OK(store->set(key("row", place.rank), to_archive(try_all(nodes, place.rank, own))));
 
   const Millis timeout = probe_timeout(nodes);
   const std::string verdict = "muster/doctor/verdict";
@@ -163,15 +163,11 @@ int run_doctor_node(const std::vector<std::string>& arguments, const Environment
   if (!place) return complain("only muster --doctor starts this: " + place.error().message);
   const DoctorArguments given{arguments[1], arguments[2], arguments[3], arguments[4]};
   const auto healthy = examine(*place, given);
-  int status = kExitOk;
-  if (!healthy) {
-    status = complain(healthy.error().message);
-  } else {
-    const UniqueFd file(::open(given.verdict.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!file || !write_all(file.get(), *healthy ? "0" : "1"))
-      status = complain(errno_error("the verdict for the agent", errno).message);
-  }
-  return status;
+  if (!healthy) return complain(healthy.error().message);
+  const UniqueFd file(::open(given.verdict.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!file || !write_all(file.get(), *healthy ? "0" : "1"))
+    return complain(errno_error("the verdict for the agent", errno).message);
+  return kExitOk;
 }
 
 Options doctor_options(const Options& given, const std::string& own_program) {
@@ -194,10 +190,9 @@ Result<DoctorVerdict> DoctorVerdict::open() {
 }
 
 void DoctorVerdict::instruct(const Options& options, Job& job) const {
-  const std::string verdict = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
-  for (const std::string& word :
-       {std::string(kDoctorNode), job.host, options.local_addr, options.iface, verdict})
-    job.command.arguments.push_back(word);
+  auto& words = job.command.arguments;
+  words.insert(words.end(), {std::string(kDoctorNode), job.host, options.local_addr, options.iface,
+                             fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get())});
   job.command.title = "muster --doctor";
   job.elastic.store_proxy = job.mode == RendezvousMode::kElastic;
 }

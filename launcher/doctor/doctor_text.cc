@@ -73,8 +73,7 @@ struct ReachView {
 
 /// The try that got furthest; nullptr: there was none.
 const Reach* nearest_miss(const Path& path) {
-  const auto least = std::min_element(path.tried.begin(), path.tried.end(),
-                                      [](const auto& a, const auto& b) { return a.outcome < b.outcome; });
+  const auto least = std::ranges::min_element(path.tried, {}, &Reach::outcome);
   return least == path.tried.end() ? nullptr : &*least;
 }
 
@@ -169,7 +168,7 @@ std::string common_interface(const ReachView& view) {
     if (!row) common.clear();
   view.each_path([&](std::size_t, std::size_t to, const Path& path) {
     std::erase_if(common, [&](const std::string& name) {
-      return std::none_of(path.tried.begin(), path.tried.end(), [&](const Reach& each) {
+      return std::ranges::none_of(path.tried, [&](const Reach& each) {
         return each.outcome == Outcome::kWorks && view.interface_of(to, each.address) == name;
       });
     });

@@ -70,18 +70,8 @@ struct Path {
 using DoctorRow = std::vector<Path>;
 
 template <class T>
-[[nodiscard]] std::string encode_finding(const T& value) {
-  std::string out;
-  ArchiveWriter write(out);
-  write(value);
-  return out;
-}
-template <class T>
 [[nodiscard]] Result<T> decode_finding(std::string_view bytes) {
-  T out;
-  ArchiveReader read(bytes);
-  read(out);
-  if (read.error().empty() && read.at_end()) return out;
+  if (auto out = from_archive<T>(bytes)) return *std::move(out);
   return fail(ErrorCode::kProtocol, "a node sent findings of another version of muster");
 }
 

@@ -86,16 +86,6 @@ class EchoThread {
   std::thread thread_;
 };
 
-}  // namespace
-
-Result<EchoServer> EchoServer::open(std::string token) {
-  MUSTER_TRY(net::Listener listener, net::open_listener("", 0));
-  const std::uint16_t port = listener.port;
-  return EchoServer{port, std::make_shared<EchoThread>(std::move(listener), std::move(token))};
-}
-
-namespace {
-
 using boost::system::error_code;
 using Outcome = Reach::Outcome;
 
@@ -194,6 +184,12 @@ class Try {
 };
 
 }  // namespace
+
+Result<EchoServer> EchoServer::open(std::string token) {
+  MUSTER_TRY(net::Listener listener, net::open_listener("", 0));
+  const std::uint16_t port = listener.port;
+  return EchoServer{port, std::make_shared<EchoThread>(std::move(listener), std::move(token))};
+}
 
 std::vector<Reach> probe(const std::vector<Target>& targets, const ProbeLimits& limits,
                          const std::vector<InterfaceAddress>& own) {

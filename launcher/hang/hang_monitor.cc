@@ -211,7 +211,7 @@ void HangMonitor::read_snapshot() {
     rank.pid = environs_.group.pid(local_rank);
     rank.ended = ended_[static_cast<std::size_t>(local_rank)];
     rank.watched = watch_->watched(local_rank);
-    rank.stalled = std::find(stalled.begin(), stalled.end(), local_rank) != stalled.end();
+    rank.stalled = std::ranges::find(stalled, local_rank) != stalled.end();
     if (rank.stalled) rank.idle_time = watch_->idle_time(local_rank, now);
     report.idle_time = std::max(report.idle_time, rank.idle_time);
     rank.collectives = read_collectives(environs_.directory.progress_file(local_rank));
@@ -313,13 +313,11 @@ void HangMonitor::log_over() {
 
 void HangMonitor::send(Kind kind, std::string payload) {
   if (only_node()) return;
-  control::Hang message;
-  message.kind = kind;
-  message.number = session_ ? session_->number() : number_;
-  message.host = environs_.job.host;
-  message.group_rank = environs_.assignment.group_rank;
-  message.payload = std::move(payload);
-  callbacks_.send(std::move(message));
+  callbacks_.send({.kind = kind,
+                   .number = session_ ? session_->number() : number_,
+                   .host = environs_.job.host,
+                   .group_rank = environs_.assignment.group_rank,
+                   .payload = std::move(payload)});
 }
 
 void HangMonitor::on_message(const control::Hang& message) {

@@ -85,7 +85,7 @@ std::vector<int> nodes_of(const HangReport& report, const Wanted& wanted) {
 
 bool is_outlier(const HangReport& report, const RankSnapshot& rank) {
   const auto& ranks = report.outliers.ranks;
-  return std::find(ranks.begin(), ranks.end(), rank.rank) != ranks.end();
+  return std::ranges::find(ranks, rank.rank) != ranks.end();
 }
 
 struct Shown {
@@ -104,7 +104,7 @@ std::vector<Shown> grouped(const HangReport& report) {
                 rank.runs() ? place_text(rank) : rank.ended,
                 stack_line(rank),
                 is_outlier(report, rank)};
-    const auto same = std::find_if(out.begin(), out.end(), [&](const Shown& other) {
+    const auto same = std::ranges::find_if(out, [&](const Shown& other) {
       return other.progress == shown.progress && other.collectives == shown.collectives &&
              other.outlier == shown.outlier && other.stack == shown.stack &&
              without_numbers(other.place) == without_numbers(shown.place);
@@ -116,14 +116,8 @@ std::vector<Shown> grouped(const HangReport& report) {
       if (same->nodes.back() != rank.node) same->nodes.push_back(rank.node);
     }
   }
-  std::stable_sort(out.begin(), out.end(),
-                   [](const Shown& a, const Shown& b) { return a.outlier > b.outlier; });
+  std::ranges::stable_sort(out, std::ranges::greater(), &Shown::outlier);
   return out;
-}
-
-std::string ranks_text(std::vector<int> ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", to_ranges(ranks));
 }
 
 Json to_object(const CollectiveState& state) {
@@ -193,7 +187,7 @@ std::string hang_line(const HangReport& report, const RankSnapshot& rank) {
     if (const auto functions = relevant_frames(rank.stacks.front().functions, 3); !functions.empty())
       out += fmt::format(" ({})", fmt::join(functions, " <- "));
   if (const auto& ranks = report.outliers.ranks; !ranks.empty())
-    out += fmt::format("; outlier: {}, {}", ranks_text(ranks), report.outliers.why);
+    out += fmt::format("; outlier: {}, {}", numbered("rank", ranks), report.outliers.why);
   return out;
 }
 
@@ -205,10 +199,10 @@ std::vector<std::string> hang_head(const HangReport& report) {
   std::vector<std::string> out{
       fmt::format("hang{}: {} made no progress for {} (limit {})",
                   report.nodes.empty() ? fmt::format(" on {}", report.host) : on_hosts(report, nodes),
-                  ranks_text(stalled), duration_text(report.idle_time), duration_text(report.limit))};
+                  numbered("rank", stalled), duration_text(report.idle_time), duration_text(report.limit))};
   if (!report.outliers.ranks.empty())
     out.push_back(fmt::format(
-        "outlier: {}{}, {}", ranks_text(report.outliers.ranks),
+        "outlier: {}{}, {}", numbered("rank", report.outliers.ranks),
         on_hosts(report,
                  nodes_of(report, [&](const RankSnapshot& rank) { return is_outlier(report, rank); })),
         report.outliers.why));
@@ -224,9 +218,8 @@ std::vector<std::string> hang_head(const HangReport& report) {
   for (const HangNode& node : report.nodes)
     if (!node.answered) missing.push_back(node.node);
   if (!missing.empty())
-    out.push_back(fmt::format("no answer from node{} {}: the state of {} ranks is not known",
-                              missing.size() == 1 ? "" : "s", to_ranges(missing),
-                              missing.size() == 1 ? "its" : "their"));
+    out.push_back(fmt::format("no answer from {}: the state of {} ranks is not known",
+                              numbered("node", missing), missing.size() == 1 ? "its" : "their"));
   return out;
 }
 
@@ -241,7 +234,7 @@ std::string hang_text(const HangReport& report, std::string_view what_follows) {
   const auto groups = grouped(report);
   for (std::size_t i = 0; i < groups.size() && i < kGroupsShown; ++i) {
     const Shown& shown = groups[i];
-    out += fmt::format("  {}{}:", ranks_text(shown.ranks), on_hosts(report, shown.nodes));
+    out += fmt::format("  {}{}:", numbered("rank", shown.ranks), on_hosts(report, shown.nodes));
     std::vector<std::string> parts;
     if (!shown.progress.empty()) parts.push_back(fmt::format("\"{}\"", shown.progress));
     for (const std::string& part : {shown.collectives, shown.place})

@@ -33,7 +33,7 @@ auto what_of(const CollectiveState& state) {
 std::vector<int> ranks_of(const Members& members) {
   std::vector<int> out;
   for (const Member& member : members) out.push_back(member.rank);
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 
@@ -63,14 +63,14 @@ Outliers absent(const Members& members) {
 /// All are at the same number, but some with another operation.
 Outliers different(const Members& members) {
   // One of them has waited for the others, or has failed because they differ.
-  if (std::all_of(members.begin(), members.end(),
-                  [](const Member& member) { return member.state->state == PageState::kFinished; }))
+  if (std::ranges::all_of(members,
+                          [](const Member& member) { return member.state->state == PageState::kFinished; }))
     return {};
   std::map<decltype(what_of(*members.front().state)), Members> kinds;
   for (const Member& member : members) kinds[what_of(*member.state)].push_back(member);
   if (kinds.size() < 2) return {};
   // Of two equal halves the one with the lowest rank counts as the others.
-  const auto most = std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
+  const auto most = std::ranges::max_element(kinds, [](const auto& a, const auto& b) {
     return std::tuple(a.second.size(), -ranks_of(a.second).front()) <
            std::tuple(b.second.size(), -ranks_of(b.second).front());
   });
@@ -84,16 +84,11 @@ Outliers different(const Members& members) {
 /// Replays of a captured graph have numbers of their own, which cannot be compared with the others'. A rank
 /// in send or recv waits for one other, who may be busy with something else by right.
 bool can_be_compared(const Members& members) {
-  if (std::any_of(members.begin(), members.end(),
-                  [](const Member& member) { return is_point_to_point(member.state->operation); }))
-    return false;
-  const auto captured = std::count_if(members.begin(), members.end(), [](const Member& member) {
-    return member.state->operation == PageOperation::kCaptured;
-  });
-  const auto begun = std::count_if(members.begin(), members.end(), [](const Member& member) {
-    return member.state->operation != PageOperation::kNone;
-  });
-  return captured == 0 || captured == begun;
+  const auto operation = [](const Member& member) { return member.state->operation; };
+  if (std::ranges::any_of(members, is_point_to_point, operation)) return false;
+  const auto captured = std::ranges::count(members, PageOperation::kCaptured, operation);
+  const auto not_begun = std::ranges::count(members, PageOperation::kNone, operation);
+  return captured == 0 || captured + not_begun == std::ssize(members);
 }
 
 /// Ranks that have not come to the collective in which others wait, or have come to another one, by the
@@ -108,9 +103,8 @@ Outliers by_collective(std::span<const RankSnapshot* const> ranks) {
   for (const auto& group : groups) {
     const Members& members = group.second;
     if (members.size() < 2 || !can_be_compared(members)) continue;
-    const bool same = std::all_of(members.begin(), members.end(), [&](const Member& member) {
-      return place_of(member) == place_of(members.front());
-    });
+    const bool same = std::ranges::all_of(
+        members, [&](const Member& member) { return place_of(member) == place_of(members.front()); });
     Outliers found = same ? different(members) : absent(members);
     if (found.ranks.empty() || found.ranks.size() == members.size()) continue;
     if (out.ranks.empty() || found.ranks.size() < out.ranks.size()) out = std::move(found);
@@ -125,7 +119,7 @@ using Key = std::string (*)(const RankSnapshot&);
 std::vector<int> ranks_of(const RankGroup& group) {
   std::vector<int> out;
   for (const RankSnapshot* rank : group) out.push_back(rank->rank);
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 
@@ -146,18 +140,18 @@ bool is_collective(std::string_view name) {
   std::string plain;
   for (const char c : name)
     if (c != '_' && c != '-') plain.push_back(c >= 'A' && c <= 'Z' ? static_cast<char>(c | 0x20) : c);
-  return std::any_of(kWords.begin(), kWords.end(),
-                     [&](std::string_view word) { return plain.find(word) != std::string::npos; });
+  return std::ranges::any_of(kWords,
+                             [&](std::string_view word) { return plain.find(word) != std::string::npos; });
+}
+
+bool in_collective(const RankSnapshot& rank) {
+  return std::ranges::count(rank.collectives, PageState::kBegun, &CollectiveState::state) > 0;
 }
 
 bool waits_for_others(const RankSnapshot& rank) {
-  if (is_collective(phase_in(rank.progress))) return true;
-  for (const CollectiveState& state : rank.collectives)
-    if (state.state == PageState::kBegun) return true;
+  if (in_collective(rank) || is_collective(phase_in(rank.progress))) return true;
   if (rank.stacks.empty()) return false;
-  const auto& functions = rank.stacks.front().functions;
-  return std::any_of(functions.begin(), functions.end(),
-                     [](const auto& name) { return is_collective(name); });
+  return std::ranges::any_of(rank.stacks.front().functions, is_collective);
 }
 
 /// Those whose key differs from that of most; empty: the key sets nobody apart.
@@ -167,7 +161,7 @@ RankGroup minority(const RankGroup& all, Key key) {
     if (const std::string value = key(*rank); !value.empty()) groups[value].push_back(rank);
   if (groups.size() < 2) return {};
   const auto smaller = [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); };
-  const auto most = std::max_element(groups.begin(), groups.end(), smaller);
+  const auto most = std::ranges::max_element(groups, smaller);
   RankGroup rest;
   for (const auto& [value, group] : groups)
     if (value != most->first) rest.insert(rest.end(), group.begin(), group.end());
@@ -240,10 +234,8 @@ Outliers find_outliers(std::span<const RankSnapshot> ranks) {
   Outliers by_number = by_collective(all);
   // A rank that is stalled in a collective waits for those that have not come to it.
   const bool only_wait =
-      !by_number.ranks.empty() && std::all_of(stalled.begin(), stalled.end(), [](const RankSnapshot* rank) {
-        return std::any_of(rank->collectives.begin(), rank->collectives.end(),
-                           [](const CollectiveState& state) { return state.state == PageState::kBegun; });
-      });
+      !by_number.ranks.empty() &&
+      std::ranges::all_of(stalled, [](const RankSnapshot* rank) { return in_collective(*rank); });
   if (!stalled.empty() && !only_wait && stalled.size() * 2 < watched.size())
     return {ranks_of(stalled), "stalled, while the others go on"};
   if (!by_number.ranks.empty()) return by_number;

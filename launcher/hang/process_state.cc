@@ -57,8 +57,7 @@ constexpr std::array kCalls = {
 };
 
 const Call* find_call(long number) {
-  const auto* const found = std::find_if(kCalls.begin(), kCalls.end(),
-                                         [number](const Call& call) { return call.number == number; });
+  const auto* const found = std::ranges::find(kCalls, number, &Call::number);
   return found == kCalls.end() ? nullptr : found;
 }
 
@@ -76,11 +75,6 @@ std::string describe(pid_t pid, const CurrentCall& current) {
                         : fmt::format("{}({} -> {})", call->name, current.first_argument, target);
 }
 
-std::optional<CurrentCall> current_call(pid_t pid, int thread) {
-  const auto text = read_file(fmt::format("/proc/{}/task/{}/syscall", pid, thread), kMaxStateBytes);
-  return text ? parse_current_call(*text) : std::nullopt;
-}
-
 ThreadState read_thread(pid_t pid, int id) {
   ThreadState out;
   out.id = id;
@@ -88,7 +82,8 @@ ThreadState read_thread(pid_t pid, int id) {
     out.name = one_clean_line(stat->name);
     out.state = stat->state;
   }
-  if (const auto call = current_call(pid, id)) out.call = describe(pid, *call);
+  const auto call = read_file(fmt::format("/proc/{}/task/{}/syscall", pid, id), kMaxStateBytes);
+  if (const auto current = parse_current_call(call.value_or(""))) out.call = describe(pid, *current);
   const auto wait = read_file(fmt::format("/proc/{}/task/{}/wchan", pid, id), kMaxStateBytes);
   if (wait && one_clean_line(*wait) != "0") out.wait = one_clean_line(*wait);
   return out;
@@ -116,8 +111,7 @@ std::optional<CurrentCall> parse_current_call(std::string_view text) {
 
 std::vector<ThreadState> read_threads(pid_t pid, std::size_t most) {
   std::vector<pid_t> ids = list_pids(fmt::format("/proc/{}/task", pid));
-  std::sort(ids.begin(), ids.end(),
-            [pid](int a, int b) { return std::pair(a != pid, a) < std::pair(b != pid, b); });
+  std::ranges::sort(ids, {}, [pid](int id) { return std::pair(id != pid, id); });
   std::vector<ThreadState> out;
   for (const int id : ids) {
     if (out.size() == most) break;

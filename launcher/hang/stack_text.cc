@@ -2,7 +2,6 @@
 #include "launcher/hang/stack_text.h"
 
 #include <algorithm>
-#include <array>
 
 #include <fmt/format.h>
 
@@ -97,8 +96,8 @@ std::vector<ThreadStack> parse_stacks(StackTool tool, std::span<const std::strin
     if (out.back().functions.size() < kMostFrames) out.back().functions.push_back(std::move(frame));
   }
   std::erase_if(out, [](const ThreadStack& stack) { return stack.functions.empty(); });
-  const auto main = std::find_if(out.begin(), out.end(),
-                                 [tool](const ThreadStack& stack) { return is_main(tool, stack.title); });
+  const auto main =
+      std::ranges::find_if(out, [tool](const ThreadStack& stack) { return is_main(tool, stack.title); });
   if (main != out.end()) std::rotate(out.begin(), main, main + 1);
   return out;
 }
@@ -121,7 +120,7 @@ std::vector<std::string> relevant_frames(std::span<const std::string> functions,
   for (const std::string& function : functions) {
     if (out.size() == most) break;
     if (function != "??" && (out.empty() || out.back() != function)) out.push_back(function);
-    if (std::find(kLast.begin(), kLast.end(), function) != kLast.end()) break;
+    if (std::ranges::find(kLast, function) != kLast.end()) break;
   }
   return out;
 }

@@ -54,13 +54,13 @@ int strictest(const std::string& mount, std::string path, bool version_2) {
 
 CpuSet intersection(const CpuSet& a, const CpuSet& b) {
   CpuSet out;
-  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(out));
+  std::ranges::set_intersection(a, b, std::back_inserter(out));
   return out;
 }
 
 CpuSet sorted_union(const CpuSet& a, const CpuSet& b) {
   CpuSet out;
-  std::set_union(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(out));
+  std::ranges::set_union(a, b, std::back_inserter(out));
   return out;
 }
 
@@ -98,16 +98,15 @@ int cpu_quota(const CoreFiles& files) {
   const auto text = read_file(files.own_cgroups, 64 * 1024);
   if (!text) return 0;
   int out = 0;
-  for (const std::string_view line : split(*text, '\n')) {  // "4:cpu,cpuacct:/path", "0::/path"
-    const auto first = line.find(':');
-    const auto second = first == std::string_view::npos ? first : line.find(':', first + 1);
-    if (second == std::string_view::npos) continue;
-    const std::string controllers(line.substr(first + 1, second - first - 1));
+  for (std::string_view line : split(*text, '\n')) {  // "4:cpu,cpuacct:/path", "0::/path"
+    take_front(line, ':');
+    const std::string controllers(take_front(line, ':'));
+    if (line.empty()) continue;
     const std::vector<std::string_view> names = split(controllers, ',');
     const bool version_2 = controllers.empty();
-    if (!version_2 && std::find(names.begin(), names.end(), "cpu") == names.end()) continue;
+    if (!version_2 && std::ranges::find(names, std::string_view("cpu")) == names.end()) continue;
     const std::string mount = version_2 ? files.cgroup_root : files.cgroup_root + "/" + controllers;
-    const int limit = strictest(mount, std::string(line.substr(second + 1)), version_2);
+    const int limit = strictest(mount, std::string(line), version_2);
     if (limit > 0 && (out == 0 || limit < out)) out = limit;
   }
   return out;
@@ -131,9 +130,7 @@ int count_cores(const CoreFiles& files) {
     const CpuSet siblings = parse_ranges(first_line(file)).value_or(CpuSet{});
     ++cores;
     const int self = left.front();
-    std::erase_if(left, [&](int cpu) {
-      return cpu == self || std::binary_search(siblings.begin(), siblings.end(), cpu);
-    });
+    std::erase_if(left, [&](int cpu) { return cpu == self || std::ranges::binary_search(siblings, cpu); });
   }
   return std::max(1, cores);
 }

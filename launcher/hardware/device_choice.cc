@@ -7,6 +7,7 @@
 
 #include "launcher/text/rank_ranges.h"
 #include "launcher/text/split.h"
+#include "launcher/text/usage_error.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {
@@ -35,8 +36,7 @@ std::optional<Device> find_device(std::span<const Gpu> gpus, std::string_view en
       if (found) return std::nullopt;
       found = Device{std::string(entry), i};
     } else if (entry.starts_with("MIG-")) {
-      if (std::find(gpu.slices.begin(), gpu.slices.end(), entry) != gpu.slices.end())
-        return Device{std::string(entry), i};
+      if (std::ranges::find(gpu.slices, entry) != gpu.slices.end()) return Device{std::string(entry), i};
     } else if (entry == std::to_string(gpu.index)) {
       return Device{std::string(entry), i};
     }
@@ -53,16 +53,15 @@ bool same_device(const Device& a, const Device& b) {
 }
 
 bool contains(const std::vector<Device>& devices, const Device& device) {
-  return std::any_of(devices.begin(), devices.end(),
-                     [&](const Device& other) { return same_device(device, other); });
+  return std::ranges::any_of(devices, [&](const Device& other) { return same_device(device, other); });
 }
 
 /// Whether the entry may be the UUID of a GPU or a slice that could not be read.
 bool may_be_there(std::span<const Gpu> gpus, std::string_view entry) {
   if (entry.starts_with("GPU-"))
-    return std::any_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.uuid.empty(); });
+    return std::ranges::any_of(gpus, [](const Gpu& gpu) { return gpu.uuid.empty(); });
   return entry.starts_with("MIG-") && !gpus.empty() &&
-         std::all_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.slices.empty(); });
+         std::ranges::all_of(gpus, [](const Gpu& gpu) { return gpu.slices.empty(); });
 }
 
 /// The entries of the variable up to the first that names no device. With `believing` also those that may be
@@ -111,10 +110,10 @@ Result<std::vector<std::string>> split_gpu_list(std::string_view text) {
     }
     const auto numbers = parse_ranges(entry);
     if (!numbers || numbers->empty())
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--gpus={}: '{}' is neither a number as nvidia-smi counts, nor a range of "
-                              "them, nor a UUID (GPU-..., MIG-...; see nvidia-smi -L)",
-                              text, entry));
+      return usage(
+          "--gpus={}: '{}' is neither a number as nvidia-smi counts, nor a range of them, nor a UUID "
+          "(GPU-..., MIG-...; see nvidia-smi -L)",
+          text, entry);
     for (const int number : *numbers) out.push_back(std::to_string(number));
   }
   return out;
@@ -135,25 +134,21 @@ Result<std::vector<Device>> chosen_devices(std::span<const Gpu> gpus, std::strin
   std::vector<Device> out;
   for (const std::string& entry : entries) {
     auto device = find_device(gpus, entry);
-    if (!device)
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--gpus={}: {} names no GPU; {}", option, entry, inventory(gpus)));
+    if (!device) return usage("--gpus={}: {} names no GPU; {}", option, entry, inventory(gpus));
     // Of a whole GPU that is granted its slices are too.
-    const bool allowed =
-        contains(granted, *device) || std::any_of(granted.begin(), granted.end(), [&](const Device& other) {
-          return other.gpu == device->gpu && !other.entry.starts_with("MIG-");
-        });
+    const bool allowed = contains(granted, *device) || std::ranges::any_of(granted, [&](const Device& other) {
+                           return other.gpu == device->gpu && !other.entry.starts_with("MIG-");
+                         });
     if (!allowed)
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--gpus={}: {} is not among CUDA_VISIBLE_DEVICES={}, which limits this job; "
-                              "--gpus counts as nvidia-smi does, not within that list",
-                              option, entry, variable.value_or("")));
+      return usage(
+          "--gpus={}: {} is not among CUDA_VISIBLE_DEVICES={}, which limits this job; --gpus counts as "
+          "nvidia-smi does, not within that list",
+          option, entry, variable.value_or(""));
     if (contains(out, *device)) {
       if (oversubscribe) continue;
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("--gpus={}: {} is the same GPU as one before it; two ranks on one GPU need "
-                              "--oversubscribe",
-                              option, entry));
+      return usage(
+          "--gpus={}: {} is the same GPU as one before it; two ranks on one GPU need --oversubscribe", option,
+          entry);
     }
     out.push_back(*std::move(device));
   }
@@ -168,8 +163,8 @@ std::string device_shortage(std::span<const Gpu> gpus, std::optional<std::string
     if (const auto twice = named_twice(entries_of(*variable), static_cast<std::size_t>(workers));
         !twice.empty())
       return fmt::format("GPU {} is named twice{}", twice, place);
-  const bool known = !gpus.empty() &&
-                     std::none_of(gpus.begin(), gpus.end(), [](const Gpu& gpu) { return gpu.uuid.empty(); });
+  const bool known =
+      !gpus.empty() && std::ranges::none_of(gpus, [](const Gpu& gpu) { return gpu.uuid.empty(); });
   const std::size_t there = visible_devices(gpus, variable).size();
   if (!known || there >= static_cast<std::size_t>(workers)) return {};
   return fmt::format("{} for {}{}", counted(workers, "worker"), counted(there, "GPU"), place);

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include "launcher/hardware/device_choice.h"
-#include "launcher/hardware/nvml.h"
 #include "launcher/hardware/small_files.h"
 
 namespace muster::launcher {
@@ -54,10 +53,6 @@ std::vector<Gpu> find_gpus(const GpuPaths& paths) {
   }
   for (const std::string& pci : list_directory(paths.proc_gpus)) add(pci);
   return out;
-}
-
-int count_listed_gpus(const GpuPaths& paths) {
-  return static_cast<int>(list_directory(paths.proc_gpus).size());
 }
 
 int count_gpus(const Environment& environment) {

@@ -43,9 +43,6 @@ struct GpuPaths {
 /// Whether the driver's device file is there, for the price of a stat(2).
 [[nodiscard]] bool has_gpu_driver(const GpuPaths& paths);
 
-/// How many GPUs the driver's directory in /proc lists, for the price of reading it.
-[[nodiscard]] int count_listed_gpus(const GpuPaths& paths);
-
 /// What a worker would see under this environment.
 [[nodiscard]] int count_gpus(const Environment& environment);
 

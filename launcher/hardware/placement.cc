@@ -68,7 +68,7 @@ CpuSet cpus_of(const Topology& topology, const Cores& cores) {
   CpuSet out;
   for (const std::size_t core : cores)
     out.insert(out.end(), topology.cores[core].cpus.begin(), topology.cores[core].cpus.end());
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 
@@ -84,7 +84,7 @@ std::vector<Cores> cache_groups(const Topology& topology, const Cores& cores) {
     const CpuSet cpus = cpus_of(topology, group);
     return std::pair(kMaxCpu - static_cast<int>(cpus.size()), cpus.front());
   };
-  std::sort(out.begin(), out.end(), [&](const Cores& a, const Cores& b) { return order(a) < order(b); });
+  std::ranges::sort(out, {}, order);
   return out;
 }
 
@@ -159,8 +159,8 @@ int threads_of(const Cores& cores, const std::vector<int>& users) {
 void bind(const Topology& topology, const Slot& slot, RankPlacement& out) {
   out.binding.cpus = to_mask(out.cpus);
   const int node = topology.cores[slot.cores.front()].numa_node;
-  const bool one_node = std::all_of(slot.cores.begin(), slot.cores.end(),
-                                    [&](std::size_t core) { return topology.cores[core].numa_node == node; });
+  const bool one_node = std::ranges::all_of(
+      slot.cores, [&](std::size_t core) { return topology.cores[core].numa_node == node; });
   if (one_node && topology.memory_policy) out.binding.memory_nodes = to_mask({node});
 }
 

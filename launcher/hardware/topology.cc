@@ -80,11 +80,6 @@ Result<Handle> load() {
   return topology;
 }
 
-/// Docker's default seccomp profile answers EPERM to this and to set_mempolicy alike.
-bool memory_policy_allowed() {
-  return ::syscall(SYS_get_mempolicy, nullptr, nullptr, 0UL, nullptr, 0UL) == 0;
-}
-
 }  // namespace
 
 Result<Topology> read_topology(const CpuSet& affinity) {
@@ -92,7 +87,8 @@ Result<Topology> read_topology(const CpuSet& affinity) {
   hwloc_topology* const topology = handle.get();
   Topology out;
   out.this_machine = hwloc_topology_is_thissystem(topology) != 0;
-  out.memory_policy = memory_policy_allowed();
+  // Docker's default seccomp profile answers EPERM to this and to set_mempolicy alike.
+  out.memory_policy = ::syscall(SYS_get_mempolicy, nullptr, nullptr, 0UL, nullptr, 0UL) == 0;
   out.numa_nodes = hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE);
   out.sockets = std::max(1, hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_PACKAGE));
   const CpuSet allowed = to_set(hwloc_topology_get_allowed_cpuset(topology));
@@ -112,8 +108,7 @@ Result<Topology> read_topology(const CpuSet& affinity) {
     core.cache = last_cache(object);
     out.cores.push_back(std::move(core));
   }
-  std::stable_sort(out.cores.begin(), out.cores.end(),
-                   [](const Core& a, const Core& b) { return a.numa_node < b.numa_node; });
+  std::ranges::stable_sort(out.cores, {}, &Core::numa_node);
   if (out.cores.empty())
     return fail(ErrorCode::kUnsupported,
                 fmt::format("this machine's topology has no CPU that muster may use: the mask is {}, hwloc "

@@ -21,7 +21,7 @@ std::string how_it_ended(const ProcessEnd& end) {
 
 bool is_crash_signal(int signal) {
   constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
-  return std::find(kCrashes.begin(), kCrashes.end(), signal) != kCrashes.end();
+  return std::ranges::find(kCrashes, signal) != kCrashes.end();
 }
 
 int signal_number(std::string_view name) {

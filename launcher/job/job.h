@@ -47,6 +47,9 @@ struct Command {
 
 enum class View { kAll, kRank0, kFold };
 
+/// torchrun's prefix of a line, and the default of --log-line-prefix-template.
+inline constexpr std::string_view kDefaultPrefix = "[${role_name}${local_rank}]:";
+
 struct LogSettings {
   std::optional<std::string> directory;  // --log-dir; nothing: a temporary one
   StreamSelection redirects;

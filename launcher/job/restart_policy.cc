@@ -43,7 +43,7 @@ std::vector<FailureName> known_names() {
 
 template <class T>
 bool contains(const std::vector<T>& list, const T& one) {
-  return std::find(list.begin(), list.end(), one) != list.end();
+  return std::ranges::find(list, one) != list.end();
 }
 
 /// "crash, SIGBUS, exit code 135": all that a rule could go by.
@@ -76,8 +76,7 @@ Result<void> FailureRules::add(std::string_view part) {
     return {};
   }
   const std::vector<FailureName> names = known_names();
-  const auto found =
-      std::find_if(names.begin(), names.end(), [part](const FailureName& each) { return each.name == part; });
+  const auto found = std::ranges::find(names, part, &FailureName::name);
   if (found == names.end())
     return usage(
         "{}: '{}' is no failure; did you mean {}? There are {}, signal:NAME, and exit "
@@ -112,8 +111,7 @@ std::string FailureRules::text() const {
 
 std::string failure_names() {
   std::vector<FailureName> names = known_names();
-  std::sort(names.begin(), names.end(),
-            [](const FailureName& a, const FailureName& b) { return a.name < b.name; });
+  std::ranges::sort(names, {}, &FailureName::name);
   std::string out;
   for (const FailureName& each : names) out += fmt::format("{}{}", out.empty() ? "" : ", ", each.name);
   return out;

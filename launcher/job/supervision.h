@@ -145,7 +145,6 @@ class Supervision {
   }
   /// The workers were told to end.
   [[nodiscard]] bool told_to_end() const { return stopping() && !sequence_.passive(); }
-  [[nodiscard]] ShutdownSequence::Stage stage() const { return sequence_.stage(); }
   /// kSucceeded while nothing went wrong.
   [[nodiscard]] AttemptEnd end() const { return end_; }
   /// The local worker whose failure, or end for preemption, came first, -1 if the end has another reason.

@@ -115,8 +115,7 @@ std::string threads_notice(const Environment& inherited, const Job& job) {
   if (!divides_threads(inherited, job)) return {};
   int least = job.threads, most = job.threads;
   if (!job.placement.empty()) {
-    const auto fewer = [](const RankPlacement& a, const RankPlacement& b) { return a.threads < b.threads; };
-    const auto [first, last] = std::minmax_element(job.placement.begin(), job.placement.end(), fewer);
+    const auto [first, last] = std::ranges::minmax_element(job.placement, {}, &RankPlacement::threads);
     least = first->threads;
     most = last->threads;
   }

@@ -7,7 +7,6 @@
 // Failure: the end of the job with an exit status and the coordinator's text; a lost coordinator is one too.
 // Source: what torch/distributed/elastic/rendezvous/dynamic_rendezvous.py promises.
 #include <algorithm>
-#include <fstream>
 #include <sys/stat.h>
 #include <utility>
 
@@ -20,9 +19,11 @@
 #include "launcher/join/worker_store.h"
 #include "launcher/network/listening.h"
 #include "launcher/text/seconds_text.h"
+#include "launcher/text/split.h"
 #include "rendezvous/agent_client/control_client.h"
 #include "rendezvous/agent_client/coordinator_host.h"
 #include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/syscall.h"
 #include "rendezvous/coordinator/waiting_reason.h"
 #include "rendezvous/etcd/coordinator.h"
 
@@ -47,9 +48,8 @@ FailureNotice final_notice(AttemptOutcome outcome) {
 // For the coordinator's cool-down after a failure; empty: not known. A network namespace of its own (a
 // container, a pod) counts as a machine.
 std::string machine_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string boot;
-  if (!(file >> boot)) return {};
+  const std::string boot(trimmed(read_file("/proc/sys/kernel/random/boot_id", 64).value_or("")));
+  if (boot.empty()) return {};
   struct stat network {};
   if (::stat("/proc/self/ns/net", &network) != 0) return boot;
   return fmt::format("{}/{}", boot, network.st_ino);
@@ -206,17 +206,8 @@ class CoordinatedRendezvous final : public Rendezvous {
     asio::post(io_, lifetime_.guard([this] { hand_over_parts(); }));
   }
 
-  void send_hang(control::Hang message) override {
-    if (!assigned_ || !client_) return;
-    message.generation = assigned_->generation;
-    client_->send(message);
-  }
-
-  void send_status(control::Status message) override {
-    if (!assigned_ || !client_) return;
-    message.generation = assigned_->generation;
-    client_->send(message);
-  }
+  void send_hang(control::Hang message) override { send_of_generation(std::move(message)); }
+  void send_status(control::Status message) override { send_of_generation(std::move(message)); }
 
   void decline(const FailureNotice& notice) override {
     joined_ = {};
@@ -357,19 +348,17 @@ class CoordinatedRendezvous final : public Rendezvous {
       return fail_generation(location.error().message);
     if (!location) return fail_join(kExitSystem, location.error().message);
     const control::Assignment& from = *assigned_;
-    Assignment out;
-    out.attempt = from.restarts_used;
-    out.group_rank = from.group_rank;
-    out.group_world_size = from.group_world_size;
-    out.base_rank = from.base_rank;
-    out.world_size = from.world_size;
-    out.role_base_rank = from.role_base_rank;
-    out.role_world_size = from.role_world_size;
-    out.master_addr = location->host;
-    out.master_port = location->port;
-    out.interface = location->interface;
-    out.generation = from.generation;
-    finish_join(std::move(out));
+    finish_join(Assignment{.attempt = from.restarts_used,
+                           .group_rank = from.group_rank,
+                           .group_world_size = from.group_world_size,
+                           .base_rank = from.base_rank,
+                           .world_size = from.world_size,
+                           .role_base_rank = from.role_base_rank,
+                           .role_world_size = from.role_world_size,
+                           .master_addr = location->host,
+                           .master_port = location->port,
+                           .interface = location->interface,
+                           .generation = from.generation});
   }
 
   void on_waiting(const control::Waiting& waiting) {
@@ -427,6 +416,13 @@ class CoordinatedRendezvous final : public Rendezvous {
     // Who asked is not answered any more.
     if (const auto passed = there ? nullptr : std::exchange(safe_point_passed_, {})) passed();
     store_.linked(there);
+  }
+
+  template <class Message>
+  void send_of_generation(Message message) {
+    if (!assigned_ || !client_) return;
+    message.generation = assigned_->generation;
+    client_->send(message);
   }
 
   // The coordinator ends the generation for everybody, or the job.

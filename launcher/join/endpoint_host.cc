@@ -111,7 +111,7 @@ class EndpointHost final : public net::CoordinatorHost {
   void on_found(bool here, const std::vector<std::string>& found) {
     if (!std::exchange(is_looking_up_, false)) return;
     timer_.cancel();
-    const bool ours = here || std::any_of(found.begin(), found.end(), [&](const std::string& address) {
+    const bool ours = here || std::ranges::any_of(found, [&](const std::string& address) {
                         return names_this_host(address, own_, "");
                       });
     if (!ours) return locate({});

@@ -89,9 +89,8 @@ void WorkerStore::serve() {
 }
 
 void WorkerStore::look_for_first_node() {
-  net::AddressRace::Options options;
-  options.addresses = addresses_to_try(assignment_.master_addresses, own_);
-  options.port = assignment_.master_port;
+  net::AddressRace::Options options{.addresses = addresses_to_try(assignment_.master_addresses, own_),
+                                    .port = assignment_.master_port};
   race_ = std::make_unique<net::AddressRace>(io_, std::move(options), [this](const auto& answer) {
     const std::string& first = assignment_.master_host;
     if (!answer)
@@ -124,10 +123,9 @@ void WorkerStore::check_reach(const control::Waiting& waiting, std::function<voi
 /// Again and again until an address answers: a first node that is about to end does not answer either.
 void WorkerStore::try_reach(const control::Waiting& waiting, Instant deadline,
                             std::function<void(std::string)> unreachable) {
-  net::AddressRace::Options options;
-  options.addresses = addresses_to_try(waiting.master_addresses, own_);
-  options.port = waiting.master_port;
-  options.limit = time_left(deadline, SteadyClock::now());
+  net::AddressRace::Options options{.addresses = addresses_to_try(waiting.master_addresses, own_),
+                                    .port = waiting.master_port,
+                                    .limit = time_left(deadline, SteadyClock::now())};
   reach_ = std::make_unique<net::AddressRace>(
       io_, std::move(options), [this, waiting, deadline, unreachable](const auto& answer) {
         const std::string& host = waiting.master_host;
@@ -171,9 +169,8 @@ void WorkerStore::find_route() {
   const bool first = assignment_.group_rank == 0;
   // One interface is the route of whoever has, or was told to offer, no other.
   const std::string interface = interface_of(own_, offered_.front());
-  const bool only = std::all_of(offered_.begin(), offered_.end(), [&](const auto& address) {
-    return interface_of(own_, address) == interface;
-  });
+  const bool only = std::ranges::all_of(
+      offered_, [&](const auto& address) { return interface_of(own_, address) == interface; });
   if (first && (only || assignment_.peer_addresses.empty())) {
     route_ = {interface, offered_.front()};
     return finish_if_complete();
@@ -214,7 +211,7 @@ void WorkerStore::finish_if_complete() {
     return;
   }
   // The first node's, which the others find by themselves.
-  const bool offered = std::find(offered_.begin(), offered_.end(), route_->address) != offered_.end();
+  const bool offered = std::ranges::find(offered_, route_->address) != offered_.end();
   finish(Location{offered ? route_->address : offered_.front(), assignment_.master_port, route_->interface});
 }
 

@@ -91,13 +91,11 @@ std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& 
   std::vector<InterfaceAddress> usable;
   for (const InterfaceAddress& entry : all)
     if (choice.only_interface.empty() || entry.interface == choice.only_interface) usable.push_back(entry);
-  std::stable_sort(usable.begin(), usable.end(),
-                   [](const auto& a, const auto& b) { return rank_of(a) < rank_of(b); });
+  std::ranges::stable_sort(usable, {}, rank_of);
   const bool others = !usable.empty() && rank_of(usable.front()) < 3;
   std::vector<std::string> out;
   const auto add = [&](const std::string& address) {
-    if (out.size() < kMaxOffered && std::find(out.begin(), out.end(), address) == out.end())
-      out.push_back(address);
+    if (out.size() < kMaxOffered && std::ranges::find(out, address) == out.end()) out.push_back(address);
   };
   if (contains(usable, choice.towards) && !(others && is_loopback(choice.towards))) add(choice.towards);
   for (const InterfaceAddress& entry : usable)
@@ -114,8 +112,7 @@ std::vector<std::string> addresses_to_try(const std::vector<std::string>& offere
 }
 
 std::string interface_of(const std::vector<InterfaceAddress>& all, std::string_view address) {
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const auto& entry) { return entry.address == address; });
+  const auto found = std::ranges::find(all, address, &InterfaceAddress::address);
   return found == all.end() ? std::string() : found->interface;
 }
 

@@ -53,13 +53,11 @@ std::vector<std::string> further_addresses(const std::vector<std::string>& found
   std::vector<std::string> out;
   if (chosen.empty()) return out;
   for (const std::string& address : found) {
-    if (std::any_of(chosen.begin(), chosen.end(),
-                    [&](const auto& one) { return canonical_address(one) == address; }))
-      return {};
+    if (std::ranges::find(chosen, address, canonical_address) != chosen.end()) return {};
     // As hosts take their own names to be. All of 127.0.0.0/8 is this host's.
     const bool wanted =
         is_loopback(address) ? is_loopback(chosen.front()) : !interface_of(own, address).empty();
-    if (wanted && std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
+    if (wanted && std::ranges::find(out, address) == out.end()) out.push_back(address);
   }
   return out;
 }
@@ -70,7 +68,7 @@ std::string name_warning(const std::string& place, const std::vector<std::string
   if (chosen.empty() || found.empty() || is_loopback(chosen.front())) return {};
   const std::string& there = chosen.front();
   const std::string instead = fmt::format("name {} to all nodes instead of {}", there, place);
-  if (std::all_of(found.begin(), found.end(), is_loopback))
+  if (std::ranges::all_of(found, is_loopback))
     return fmt::format(
         "{} is {} on this host; with {} the coordinator listens at {}, and nodes where {} is another address "
         "are refused: {}",

@@ -124,7 +124,7 @@ std::string c_place(std::string_view text) {
 bool is_exception_line(std::string_view text) {
   const std::string_view name = text.substr(0, text.find(':'));
   return !name.empty() && (std::isalpha(static_cast<unsigned char>(name[0])) != 0 || name[0] == '_') &&
-         std::all_of(name.begin(), name.end(), [](char c) {
+         std::ranges::all_of(name, [](char c) {
            return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '<' ||
                   c == '>';
          });
@@ -141,11 +141,9 @@ CauseClass class_of_words(std::string_view text, CauseClass otherwise) {
 bool looks_like_error(std::string_view line) {
   if (!kMoreRuns.any_in(line)) return false;
   const auto holds = [line](std::string_view text) { return contains(line, text); };
-  if (std::any_of(kAnyError.begin(), kAnyError.end(), holds)) return true;
-  if (std::any_of(kMarks.begin(), kMarks.end(), holds)) return true;
-  if (std::any_of(kErrorSigns.begin(), kErrorSigns.end(),
-                  [&](const ErrorWords& sign) { return holds(sign.text); }))
-    return true;
+  if (std::ranges::any_of(kAnyError, holds)) return true;
+  if (std::ranges::any_of(kMarks, holds)) return true;
+  if (std::ranges::any_of(kErrorSigns, holds, &ErrorWords::text)) return true;
   const CauseClass kind = class_of_words(line, CauseClass::kNone);
   return kind != CauseClass::kNone && kind != CauseClass::kNetwork && kind != CauseClass::kPeerGone;
 }

@@ -7,8 +7,6 @@
 
 #include <fmt/format.h>
 
-#include "launcher/text/rank_ranges.h"
-
 namespace muster::launcher {
 
 namespace {
@@ -77,7 +75,7 @@ void FoldBuffer::join(Place to, int rank) {
   Source& source = sources_[static_cast<std::size_t>(rank)];
   drop_up_to(source, to->place);
   source.shared = to->place;
-  ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), rank), rank);
+  ranks.insert(std::ranges::upper_bound(ranks, rank), rank);
 }
 
 void FoldBuffer::drop_up_to(Source& source, std::uint64_t place) {

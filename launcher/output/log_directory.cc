@@ -28,7 +28,7 @@ bool is_writable_directory(const std::string& path) {
 /// A run id is a file name here: '/' cannot stay.
 std::string as_file_name(std::string_view run_id) {
   std::string out(run_id);
-  std::replace(out.begin(), out.end(), '/', '_');
+  std::ranges::replace(out, '/', '_');
   return out;
 }
 

@@ -83,9 +83,8 @@ Result<FilteredLog> FilteredLog::create(std::string path, const std::vector<std:
 
 void FilteredLog::offer(std::string_view prefix, std::string_view line) {
   if (broken_) return;
-  const bool wanted = std::any_of(texts_->begin(), texts_->end(), [&](const std::string& text) {
-    return line.find(text) != std::string_view::npos;
-  });
+  const bool wanted = std::ranges::any_of(
+      *texts_, [&](const std::string& text) { return line.find(text) != std::string_view::npos; });
   if (wanted) taken_.append(prefix).append(line).push_back('\n');
 }
 
@@ -166,8 +165,7 @@ Result<void> LogRouter::open_filtered() {
   const auto create = [&](const std::vector<std::string>& texts, const char* name,
                           std::optional<FilteredLog>& out) -> Result<void> {
     if (texts.empty() || out) return {};
-    MUSTER_TRY(FilteredLog log, FilteredLog::create(directory_.attempt_file(name), texts));
-    out.emplace(std::move(log));
+    MUSTER_TRY(out, FilteredLog::create(directory_.attempt_file(name), texts));
     return {};
   };
   MUSTER_OK(create(job_.logs.stdout_filters, "filtered_stdout.log", filtered_out_));
@@ -420,8 +418,7 @@ void LogRouter::end_follower(Follower& follower) {
 }
 
 void LogRouter::end_drain() {
-  const bool over =
-      std::all_of(followers_.begin(), followers_.end(), [](const auto& each) { return each->ended; });
+  const bool over = std::ranges::all_of(followers_, [](const auto& each) { return each->ended; });
   if (!over || !drained_) return;
   drain_timer_.cancel();
   formatter_.finish();

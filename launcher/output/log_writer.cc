@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <fcntl.h>
 #include <map>
@@ -248,7 +247,7 @@ LogWriter::~LogWriter() {
   if (thread_ended_.valid())
     (void)thread_ended_.wait_for(kWriterEndTimeout);
   else
-    (void)process_.wait(SteadyClock::now() + kWriterEndTimeout);
+    process_.wait(SteadyClock::now() + kWriterEndTimeout);
 }
 
 void LogWriter::log(std::string_view text) {

@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "launcher/cli/option_table.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/output/error_watch.h"
 #include "launcher/text/seconds_text.h"
@@ -37,16 +36,10 @@ std::string short_name(const std::string& host) {
   return is_numeric_address(host) ? host : host.substr(0, host.find('.'));
 }
 
-constexpr std::string_view default_prefix() {
-  for (const OptionRow& row : kOptionTable)
-    if (row.name == "log-line-prefix-template") return row.default_text;
-  return {};
-}
-
 std::string prefix_of(const Job& job, const Assignment& assignment, int local_rank) {
   std::string_view text = job.logs.prefix_template;
   // A local rank means nothing there. With --view=all prefixes are torchrun's.
-  const bool ours = job.logs.view != View::kAll && among_others(assignment) && text == default_prefix();
+  const bool ours = job.logs.view != View::kAll && among_others(assignment) && text == kDefaultPrefix;
   if (ours) text = "[${host} ${rank}]:";
   return substitute(text, [&](std::string_view name) -> std::optional<std::string> {
     if (name == "role_name") return job.role;
@@ -71,7 +64,7 @@ void append_line(std::string_view text, std::string& lines) {
 }
 
 bool contains(const std::vector<int>& numbers, int number) {
-  return std::find(numbers.begin(), numbers.end(), number) != numbers.end();
+  return std::ranges::find(numbers, number) != numbers.end();
 }
 
 }  // namespace

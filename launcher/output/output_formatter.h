@@ -61,9 +61,8 @@ class LineInterleaver {
   /// When tick() may have something to write.
   [[nodiscard]] std::optional<Instant> deadline() const {
     if (held_.empty()) return std::nullopt;
-    const auto oldest = std::min_element(held_.begin(), held_.end(), [](const auto& a, const auto& b) {
-      return a.second.since < b.second.since;
-    });
+    const auto oldest =
+        std::ranges::min_element(held_, {}, [](const auto& each) { return each.second.since; });
     return oldest->second.since + kTimeout;
   }
 

@@ -50,7 +50,7 @@ std::vector<CopyPart> open_log(const std::string& path, int keep) {
     if (::fstat(part.file.get(), &part.info) != 0) continue;
     if (out.empty() || !same_file(out.back().info, part.info)) out.push_back(std::move(part));
   }
-  std::reverse(out.begin(), out.end());
+  std::ranges::reverse(out);
   return out;
 }
 

@@ -46,9 +46,8 @@ Result<std::vector<Device>> choose(const Options& options, const Environment& en
   MUSTER_TRY(std::vector<Device> devices,
              chosen_devices(gpus, options.gpus, inherited, options.oversubscribe));
   const auto order = lookup(environment, env::kCudaOrder);
-  const bool numbers = std::any_of(devices.begin(), devices.end(), [](const Device& device) {
-    return device.entry.find('-') == std::string::npos;
-  });
+  const bool numbers = std::ranges::any_of(
+      devices, [](const Device& device) { return device.entry.find('-') == std::string::npos; });
   if (numbers && order && *order != "PCI_BUS_ID")
     return usage(
         "--gpus={} counts by PCI address, as nvidia-smi does, but CUDA_DEVICE_ORDER={}; unset "
@@ -59,7 +58,7 @@ Result<std::vector<Device>> choose(const Options& options, const Environment& en
     return usage("--gpus={} names {} for {} workers; two ranks on one GPU need --oversubscribe", options.gpus,
                  counted(devices.size(), "GPU"), workers);
   const auto is_slice = [](const Device& device) { return device.entry.starts_with("MIG-"); };
-  if (devices.size() > 1 && !job.virtual_local_rank && std::any_of(devices.begin(), devices.end(), is_slice))
+  if (devices.size() > 1 && !job.virtual_local_rank && std::ranges::any_of(devices, is_slice))
     return usage(
         "--gpus={}: a CUDA program sees one MIG slice only; add --virtual-local-rank, so that "
         "each worker gets its own",
@@ -81,47 +80,6 @@ std::string summary(const Topology& topology) {
                      counted(topology.sockets, "socket"),
                      topology.this_machine ? "" : " (described by hwloc's environment, not this machine)");
 }
-
-}  // namespace
-
-Result<Hardware> read_hardware(const Environment& environment) {
-  Hardware out;
-  MUSTER_TRY(out.topology, read_topology(current_affinity()));
-  out.gpus = find_gpus(gpu_paths(environment));
-  if (out.topology.this_machine) out.cpu_quota = cpu_quota({});
-  return out;
-}
-
-Result<void> plan_placement(const Options& options, const Environment& environment,
-                            const std::function<Result<Hardware>()>& hardware, Job& job) {
-  PlacementRequest request;
-  MUSTER_OK(read_bind(options, request));
-  request.ranks = job.local_world_size;
-  request.oversubscribe = options.oversubscribe;
-  request.one_device_each = job.virtual_local_rank;
-  const bool asked = !options.gpus.empty() || request.bind != Bind::kNone;
-  const bool share = options.oversubscribe && job.virtual_local_rank;  // each is given its GPU, in turn
-  if (!asked && !share && !options.report_bindings && !options.dry_run) return {};
-
-  auto node = hardware();
-  if (!node) {
-    if (asked) return fail(std::move(node).error());
-    job.hardware = node.error().message;  // to be shown is all that was asked for
-    return {};
-  }
-  if (!node->topology.this_machine && request.bind != Bind::kNone && !options.dry_run)
-    return usage(
-        "{}: HWLOC_XMLFILE or HWLOC_SYNTHETIC describes another machine, on which nothing can be "
-        "bound; unset it, or plan with --dry-run",
-        request.bind_text);
-  request.cpu_quota = node->cpu_quota;
-  MUSTER_TRY(const std::vector<Device> devices, choose(options, environment, node->gpus, job));
-  MUSTER_TRY(job.placement, place_ranks(node->topology, node->gpus, devices, request));
-  job.hardware = summary(node->topology);
-  return {};
-}
-
-namespace {
 
 constexpr std::uint64_t kSmallestLog = 4096;  // a smaller one would be renaming, not writing
 
@@ -227,7 +185,7 @@ Result<LogSettings> plan_logs(const Options& options, const Environment& environ
     out.prefix_template = *options.log_line_prefix_template;
   } else {
     out.prefix_template = lookup(environment, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").value_or("");
-    if (out.prefix_template.empty()) out.prefix_template = "[${role_name}${local_rank}]:";
+    if (out.prefix_template.empty()) out.prefix_template = kDefaultPrefix;
   }
   return out;
 }
@@ -334,6 +292,43 @@ Result<int> resolve_nproc(const std::optional<std::string>& text, const std::fun
 }
 
 }  // namespace
+
+Result<Hardware> read_hardware(const Environment& environment) {
+  Hardware out;
+  MUSTER_TRY(out.topology, read_topology(current_affinity()));
+  out.gpus = find_gpus(gpu_paths(environment));
+  if (out.topology.this_machine) out.cpu_quota = cpu_quota({});
+  return out;
+}
+
+Result<void> plan_placement(const Options& options, const Environment& environment,
+                            const std::function<Result<Hardware>()>& hardware, Job& job) {
+  PlacementRequest request;
+  MUSTER_OK(read_bind(options, request));
+  request.ranks = job.local_world_size;
+  request.oversubscribe = options.oversubscribe;
+  request.one_device_each = job.virtual_local_rank;
+  const bool asked = !options.gpus.empty() || request.bind != Bind::kNone;
+  const bool share = options.oversubscribe && job.virtual_local_rank;  // each is given its GPU, in turn
+  if (!asked && !share && !options.report_bindings && !options.dry_run) return {};
+
+  auto node = hardware();
+  if (!node) {
+    if (asked) return fail(std::move(node).error());
+    job.hardware = node.error().message;  // to be shown is all that was asked for
+    return {};
+  }
+  if (!node->topology.this_machine && request.bind != Bind::kNone && !options.dry_run)
+    return usage(
+        "{}: HWLOC_XMLFILE or HWLOC_SYNTHETIC describes another machine, on which nothing can be "
+        "bound; unset it, or plan with --dry-run",
+        request.bind_text);
+  request.cpu_quota = node->cpu_quota;
+  MUSTER_TRY(const std::vector<Device> devices, choose(options, environment, node->gpus, job));
+  MUSTER_TRY(job.placement, place_ranks(node->topology, node->gpus, devices, request));
+  job.hardware = summary(node->topology);
+  return {};
+}
 
 Result<Job> plan_job(const Options& given, const Environment& environment, const Machine& machine) {
   std::optional<SlurmStep> step;

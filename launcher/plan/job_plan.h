@@ -50,7 +50,7 @@ struct Machine {
   std::function<Result<Hardware>()> hardware = {};  // asked for only by options that place workers
   std::function<int()> core_count = {};             // for OMP_NUM_THREADS; nothing: 1
   bool gpu_driver = false;                          // gpus.h
-  std::function<int()> listed_gpus = {};            // likewise
+  std::function<int()> listed_gpus = {};            // by the driver's directory in /proc
   std::function<CpuBudget()> cpu_budget = {};       // cores.h; nothing: unlimited
 };
 

@@ -22,10 +22,6 @@ bool ranks_known(const Job& job) {
   return job.mode != RendezvousMode::kElastic || job.elastic.ranks_given;
 }
 
-std::string or_dash(std::string text) {
-  return text.empty() ? "-" : text;
-}
-
 std::string memory_text(const RankPlacement& rank) {
   if (rank.binding.cpus.empty()) return "-";
   return rank.binding.memory_nodes.empty() ? "local" : fmt::format("prefer {}", rank.numa_node);
@@ -48,10 +44,10 @@ bool known(const Job& job, std::string_view name) {
   if (job.mode != RendezvousMode::kElastic || (job.elastic.ranks_given && !job.elastic.store_proxy))
     return true;
   const std::array places = {env::kMasterAddr, env::kMasterPort, env::kGlooInterface, env::kNcclInterface};
-  if (std::find(places.begin(), places.end(), name) != places.end()) return false;
+  if (std::ranges::find(places, name) != places.end()) return false;
   const std::array ranks = {env::kRank,           env::kWorldSize, env::kGroupRank,
                             env::kGroupWorldSize, env::kRoleRank,  env::kRoleWorldSize};
-  return ranks_known(job) || std::find(ranks.begin(), ranks.end(), name) == ranks.end();
+  return ranks_known(job) || std::ranges::find(ranks, name) == ranks.end();
 }
 
 std::string command_line(const Job& job, int local_rank) {

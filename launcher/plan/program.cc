@@ -55,10 +55,7 @@ FileKind kind_of(const std::string& path) {
 bool is_elf(const std::string& path) {
   const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   char magic[4] = {};
-  return fd && ::read(fd.get(), magic, sizeof magic) == 4 &&
-         std::string_view(magic, 4) ==
-             "\x7f"
-             "ELF";
+  return fd && ::read(fd.get(), magic, sizeof magic) == 4 && std::string_view(magic, 4) == "\177ELF";
 }
 
 /// execve takes a bare name for a path, but a reader of `ps` should see which file it was.

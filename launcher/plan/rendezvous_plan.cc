@@ -283,7 +283,7 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
     out.host = all.substr(0, colon);
     if (colon != std::string_view::npos) rest = all.substr(colon + 1);
   }
-  const bool named = !out.host.empty() && std::all_of(out.host.begin(), out.host.end(), [](unsigned char c) {
+  const bool named = !out.host.empty() && std::ranges::all_of(out.host, [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-';
   });
   if (!named) return usage("--rdzv-endpoint={}: the host is not a name or address", text);

@@ -101,74 +101,6 @@ Result<std::string> find_master(const Options& options, const SlurmStep& step) {
       "--master-addr");
 }
 
-}  // namespace
-
-Result<ExecPlan> plan_exec(const Options& options, const Environment& environment,
-                           const std::function<int()>& cpu_count) {
-  if (options.no_slurm) return usage("--exec takes the rank from a Slurm task; leave --no-slurm out");
-  for (const auto& [name, value] : options.given)
-    if (!works_without_agent(name))
-      return usage("--{} needs an agent, and --exec starts none; leave one of them out", name);
-  MUSTER_TRY(const std::optional<SlurmStep> found, read_slurm_step(environment));
-  if (!found)
-    return usage("--exec takes the rank from a Slurm task, but this process is none; run: srun -n N {}",
-                 exec_command_text(options));
-  const SlurmStep& step = *found;
-  MUSTER_OK(check_counts(options, step));
-
-  ExecPlan out;
-  MUSTER_TRY(out.command, resolve_program(options, environment));
-  Assignment assignment;
-  assignment.group_rank = step.node;
-  assignment.group_world_size = step.num_nodes();
-  assignment.world_size = assignment.role_world_size = step.num_tasks;
-  // The ranks of a node need not follow each other (srun -m cyclic).
-  assignment.base_rank = assignment.role_base_rank = step.task - step.local_task;
-  MUSTER_TRY(assignment.master_addr, find_master(options, step));
-  assignment.master_port = static_cast<std::uint16_t>(options.master_port.value_or(step_port(step)));
-  Job job;
-  job.role = options.role;
-  job.run_id = step.id();
-  job.local_world_size = step.local_tasks();
-  // srun --gpus-per-task has left each task its own device.
-  const auto devices = lookup(environment, env::kCudaVisible);
-  const bool one_device = devices && !devices->empty() && devices->find(',') == std::string_view::npos;
-  job.virtual_local_rank = options.virtual_local_rank && !one_device;
-
-  Environment inherited = environment;
-  if (step.cpus_per_task > 0)
-    inherited.try_emplace(std::string(env::kOmpNumThreads),
-                          std::to_string(std::min(step.cpus_per_task, std::max(1, cpu_count()))));
-  out.environment = shared_environment(inherited, job, assignment);
-  MUSTER_TRY(const RankVariables own, rank_variables(inherited, job, assignment, step.local_task, ""));
-  for (const auto& [name, value] : own) out.environment.insert_or_assign(std::string(name), value);
-  if (options.virtual_local_rank) out.environment.insert_or_assign(std::string(env::kLocalRank), "0");
-  out.environment.insert_or_assign(std::string(kNodeRank), std::to_string(step.node));
-  // Only an agent sets these.
-  for (const std::string_view name :
-       {env::kUseAgentStore, env::kErrorFile, env::kSignalsToHandle, env::kProgressFile, env::kSafePointFile})
-    out.environment.erase(std::string(name));
-  // An agent above this one finds its own by it.
-  if (const auto lineage = lookup(environment, env::kLineage))
-    out.environment.insert_or_assign(std::string(env::kLineage), std::string(*lineage));
-  else
-    out.environment.erase(std::string(env::kLineage));
-  const int local_rank = options.virtual_local_rank ? 0 : step.local_task;
-  for (std::string& argument : out.command.arguments) argument = substitute_local_rank(argument, local_rank);
-  out.command.path = substitute_local_rank(out.command.path, local_rank);
-  return out;
-}
-
-Error execute(const ExecPlan& plan) {
-  StringBlock arguments, variables;
-  for (const std::string& text : plan.command.arguments) arguments.add(text);
-  for (const auto& [name, value] : plan.environment) variables.add(fmt::format("{}={}", name, value));
-  ::execve(plan.command.path.c_str(), arguments.data(), variables.data());
-  return exec_error(plan.command.path, errno);
-}
-
-namespace {
-
 constexpr std::string_view kSrun = "srun";
 
 /// Of a step with a task per worker, which srun takes from the environment where its command line says
@@ -214,80 +146,6 @@ Result<int> count_nodes(const Options& options, const SlurmAllocation& allocatio
   return std::min(range.max + options.spares, allocation.nodes);
 }
 
-}  // namespace
-
-std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environment) {
-  const auto nodes = parse_integer("", lookup(environment, "SLURM_JOB_NUM_NODES").value_or(""), 1, kMaxHosts);
-  if (!lookup(environment, "SLURM_JOB_ID") || !nodes) return std::nullopt;
-  SlurmAllocation out;
-  out.nodes = static_cast<int>(*nodes);
-  if (const auto text = lookup(environment, "SLURM_JOB_CPUS_PER_NODE"))
-    if (const auto cpus = expand_task_counts(*text)) out.cpus = *std::min_element(cpus->begin(), cpus->end());
-  out.het_job = lookup(environment, "SLURM_HET_SIZE").has_value();
-  out.other_cpus = lookup(environment, "SLURM_HINT") || lookup(environment, "SLURM_THREADS_PER_CORE");
-  return out;
-}
-
-std::string idle_nodes_warning(const SlurmAllocation& allocation, const Options& options) {
-  if (allocation.nodes == 1) return {};
-  return fmt::format(
-      "Slurm gave this job {} nodes, but without srun only this node takes part; run: {}; or give "
-      "--standalone if one node is intended",
-      allocation.nodes, command_text(options, {}, "--srun"));
-}
-
-std::string cpu_shortage(const CpuBudget& budget, int workers, bool in_slurm) {
-  const int usable = budget.usable();
-  if (usable <= 0 || workers <= usable || usable >= budget.online) return {};
-  return fmt::format("{} workers share {} of the node's {} CPUs; {}", workers, usable, budget.online,
-                     in_slurm ? fmt::format("ask both sbatch and srun for --cpus-per-task={}", workers)
-                              : fmt::format("the {} allows no more; give --oversubscribe if that is intended",
-                                            budget.quota_limits() ? "CPU time of the control group"
-                                                                  : "affinity mask (taskset, cpuset)"));
-}
-
-Result<ExecPlan> plan_srun(const Options& options, const Environment& environment, std::string_view muster) {
-  MUSTER_OK(check(options, environment));
-  const auto allocation = read_slurm_allocation(environment);
-  if (!allocation)
-    return usage(
-        "--srun needs a Slurm job, and there is none; run: srun -N NODES --ntasks-per-node=1 {}, "
-        "or submit this script with sbatch",
-        command_text(options, kSrun));
-  if (allocation->het_job)
-    return usage(
-        "--srun: a heterogeneous job has several parts, and srun starts one; call srun for each of them, "
-        "with --nnodes, --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT");
-  MUSTER_TRY(const NodeRange range, parse_nodes(options.nnodes));
-  MUSTER_TRY(const int nodes, count_nodes(options, *allocation, range));
-
-  ExecPlan out;
-  const auto path = search_path("srun", environment);
-  if (!path) return fail(ErrorCode::kNotFound, "--srun: there is no srun on PATH");
-  out.command.path = *path;
-  std::vector<std::string>& words = out.command.arguments;
-  words = srun_words(*allocation, nodes, range.min != range.max || options.spares > 0);
-  words.emplace_back(muster);
-  // What came from the environment is in that of the tasks, too; said twice it is the same.
-  const auto own =
-      option_words(options, [](std::string_view name) { return name != kSrun && name != "dry-run"; });
-  words.insert(words.end(), own.begin(), own.end());
-  words.emplace_back("--");
-  words.push_back(options.program);
-  words.insert(words.end(), options.arguments.begin(), options.arguments.end());
-  out.environment = environment;
-  for (const std::string_view name : kOfOtherTasks) out.environment.erase(std::string(name));
-  return out;
-}
-
-std::string srun_plan_text(const ExecPlan& plan) {
-  std::string out = "command:";
-  for (const std::string& word : plan.command.arguments) out += " " + shell_word(word);
-  return out + "\nnothing was started (--dry-run)\n";
-}
-
-namespace {
-
 /// An agent per node, whatever the job's own --ntasks is: srun takes that from the environment.
 std::string per_node(int nodes) {
   return fmt::format("srun -N {} -n {} --ntasks-per-node=1", nodes, nodes);
@@ -295,7 +153,7 @@ std::string per_node(int nodes) {
 
 /// The workers that a user meant who started so many tasks.
 std::string workers_for(const Options& options, const SlurmStep& step) {
-  const int most = *std::max_element(step.tasks_per_node.begin(), step.tasks_per_node.end());
+  const int most = *std::ranges::max_element(step.tasks_per_node);
   return options.nproc_per_node || most == 1 ? "" : fmt::format("--nproc-per-node={}", most);
 }
 
@@ -367,8 +225,7 @@ Result<void> place(Options& options, const SlurmStep& step) {
   const int port = options.master_port.value_or(step_port(step));
   options.rdzv_endpoint = fmt::format("{}:{}", head, port);
   MUSTER_TRY(const ConfPairs pairs, split_rdzv_conf(options.rdzv_conf));
-  const bool told =
-      std::any_of(pairs.begin(), pairs.end(), [](const auto& pair) { return pair.first == "is_host"; });
+  const bool told = std::ranges::any_of(pairs, [](const auto& pair) { return pair.first == "is_host"; });
   if (!told)
     options.rdzv_conf += fmt::format("{}is_host={}", options.rdzv_conf.empty() ? "" : ",",
                                      step.node == 0 && step.local_task == 0 ? "1" : "0");
@@ -376,6 +233,140 @@ Result<void> place(Options& options, const SlurmStep& step) {
 }
 
 }  // namespace
+
+Result<ExecPlan> plan_exec(const Options& options, const Environment& environment,
+                           const std::function<int()>& cpu_count) {
+  if (options.no_slurm) return usage("--exec takes the rank from a Slurm task; leave --no-slurm out");
+  for (const auto& [name, value] : options.given)
+    if (!works_without_agent(name))
+      return usage("--{} needs an agent, and --exec starts none; leave one of them out", name);
+  MUSTER_TRY(const std::optional<SlurmStep> found, read_slurm_step(environment));
+  if (!found)
+    return usage("--exec takes the rank from a Slurm task, but this process is none; run: srun -n N {}",
+                 exec_command_text(options));
+  const SlurmStep& step = *found;
+  MUSTER_OK(check_counts(options, step));
+
+  ExecPlan out;
+  MUSTER_TRY(out.command, resolve_program(options, environment));
+  Assignment assignment;
+  assignment.group_rank = step.node;
+  assignment.group_world_size = step.num_nodes();
+  assignment.world_size = assignment.role_world_size = step.num_tasks;
+  // The ranks of a node need not follow each other (srun -m cyclic).
+  assignment.base_rank = assignment.role_base_rank = step.task - step.local_task;
+  MUSTER_TRY(assignment.master_addr, find_master(options, step));
+  assignment.master_port = static_cast<std::uint16_t>(options.master_port.value_or(step_port(step)));
+  Job job;
+  job.role = options.role;
+  job.run_id = step.id();
+  job.local_world_size = step.local_tasks();
+  // srun --gpus-per-task has left each task its own device.
+  const auto devices = lookup(environment, env::kCudaVisible);
+  const bool one_device = devices && !devices->empty() && devices->find(',') == std::string_view::npos;
+  job.virtual_local_rank = options.virtual_local_rank && !one_device;
+
+  Environment inherited = environment;
+  if (step.cpus_per_task > 0)
+    inherited.try_emplace(std::string(env::kOmpNumThreads),
+                          std::to_string(std::min(step.cpus_per_task, std::max(1, cpu_count()))));
+  out.environment = shared_environment(inherited, job, assignment);
+  MUSTER_TRY(const RankVariables own, rank_variables(inherited, job, assignment, step.local_task, ""));
+  for (const auto& [name, value] : own) out.environment.insert_or_assign(std::string(name), value);
+  if (options.virtual_local_rank) out.environment.insert_or_assign(std::string(env::kLocalRank), "0");
+  out.environment.insert_or_assign(std::string(kNodeRank), std::to_string(step.node));
+  // Only an agent sets these.
+  for (const std::string_view name :
+       {env::kUseAgentStore, env::kErrorFile, env::kSignalsToHandle, env::kProgressFile, env::kSafePointFile})
+    out.environment.erase(std::string(name));
+  // An agent above this one finds its own by it.
+  if (const auto lineage = lookup(environment, env::kLineage))
+    out.environment.insert_or_assign(std::string(env::kLineage), std::string(*lineage));
+  else
+    out.environment.erase(std::string(env::kLineage));
+  const int local_rank = options.virtual_local_rank ? 0 : step.local_task;
+  for (std::string& argument : out.command.arguments) argument = substitute_local_rank(argument, local_rank);
+  out.command.path = substitute_local_rank(out.command.path, local_rank);
+  return out;
+}
+
+Error execute(const ExecPlan& plan) {
+  StringBlock arguments, variables;
+  for (const std::string& text : plan.command.arguments) arguments.add(text);
+  for (const auto& [name, value] : plan.environment) variables.add(fmt::format("{}={}", name, value));
+  ::execve(plan.command.path.c_str(), arguments.data(), variables.data());
+  return exec_error(plan.command.path, errno);
+}
+
+std::optional<SlurmAllocation> read_slurm_allocation(const Environment& environment) {
+  const auto nodes = parse_integer("", lookup(environment, "SLURM_JOB_NUM_NODES").value_or(""), 1, kMaxHosts);
+  if (!lookup(environment, "SLURM_JOB_ID") || !nodes) return std::nullopt;
+  SlurmAllocation out;
+  out.nodes = static_cast<int>(*nodes);
+  if (const auto text = lookup(environment, "SLURM_JOB_CPUS_PER_NODE"))
+    if (const auto cpus = expand_task_counts(*text)) out.cpus = *std::ranges::min_element(*cpus);
+  out.het_job = lookup(environment, "SLURM_HET_SIZE").has_value();
+  out.other_cpus = lookup(environment, "SLURM_HINT") || lookup(environment, "SLURM_THREADS_PER_CORE");
+  return out;
+}
+
+std::string idle_nodes_warning(const SlurmAllocation& allocation, const Options& options) {
+  if (allocation.nodes == 1) return {};
+  return fmt::format(
+      "Slurm gave this job {} nodes, but without srun only this node takes part; run: {}; or give "
+      "--standalone if one node is intended",
+      allocation.nodes, command_text(options, {}, "--srun"));
+}
+
+std::string cpu_shortage(const CpuBudget& budget, int workers, bool in_slurm) {
+  const int usable = budget.usable();
+  if (usable <= 0 || workers <= usable || usable >= budget.online) return {};
+  return fmt::format("{} workers share {} of the node's {} CPUs; {}", workers, usable, budget.online,
+                     in_slurm ? fmt::format("ask both sbatch and srun for --cpus-per-task={}", workers)
+                              : fmt::format("the {} allows no more; give --oversubscribe if that is intended",
+                                            budget.quota_limits() ? "CPU time of the control group"
+                                                                  : "affinity mask (taskset, cpuset)"));
+}
+
+Result<ExecPlan> plan_srun(const Options& options, const Environment& environment, std::string_view muster) {
+  MUSTER_OK(check(options, environment));
+  const auto allocation = read_slurm_allocation(environment);
+  if (!allocation)
+    return usage(
+        "--srun needs a Slurm job, and there is none; run: srun -N NODES --ntasks-per-node=1 {}, "
+        "or submit this script with sbatch",
+        command_text(options, kSrun));
+  if (allocation->het_job)
+    return usage(
+        "--srun: a heterogeneous job has several parts, and srun starts one; call srun for each of them, "
+        "with --nnodes, --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT");
+  MUSTER_TRY(const NodeRange range, parse_nodes(options.nnodes));
+  MUSTER_TRY(const int nodes, count_nodes(options, *allocation, range));
+
+  ExecPlan out;
+  const auto path = search_path("srun", environment);
+  if (!path) return fail(ErrorCode::kNotFound, "--srun: there is no srun on PATH");
+  out.command.path = *path;
+  std::vector<std::string>& words = out.command.arguments;
+  words = srun_words(*allocation, nodes, range.min != range.max || options.spares > 0);
+  words.emplace_back(muster);
+  // What came from the environment is in that of the tasks, too; said twice it is the same.
+  const auto own =
+      option_words(options, [](std::string_view name) { return name != kSrun && name != "dry-run"; });
+  words.insert(words.end(), own.begin(), own.end());
+  words.emplace_back("--");
+  words.push_back(options.program);
+  words.insert(words.end(), options.arguments.begin(), options.arguments.end());
+  out.environment = environment;
+  for (const std::string_view name : kOfOtherTasks) out.environment.erase(std::string(name));
+  return out;
+}
+
+std::string srun_plan_text(const ExecPlan& plan) {
+  std::string out = "command:";
+  for (const std::string& word : plan.command.arguments) out += " " + shell_word(word);
+  return out + "\nnothing was started (--dry-run)\n";
+}
 
 Result<Options> join_step(Options options, const SlurmStep& step) {
   const bool placed = options.given.contains("master-addr") || !options.rdzv_endpoint.empty();

@@ -2,7 +2,6 @@
 #include "launcher/process/cgroup.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <errno.h>
 #include <fcntl.h>
 #include <filesystem>
@@ -83,7 +82,7 @@ std::string own_directory() {
   for (const std::string& directory :
        candidates(read_file(kOwnGroups, kMaxGroupFileBytes).value_or(""), "")) {
     const std::vector<pid_t> here = members_of(directory);
-    if (std::find(here.begin(), here.end(), ::getpid()) != here.end()) return directory;
+    if (std::ranges::find(here, ::getpid()) != here.end()) return directory;
   }
   return {};
 }

@@ -57,7 +57,7 @@ bool Descendants::have_children() const {
     const auto text = read_file(fmt::format("/proc/self/task/{}/children", thread), kMaxListBytes);
     if (!text) return true;
     for (const pid_t pid : parse_pids(*text))
-      if (std::find(spared_.begin(), spared_.end(), pid) == spared_.end()) return true;
+      if (std::ranges::find(spared_, pid) == spared_.end()) return true;
   }
   return threads.empty();
 }
@@ -83,7 +83,7 @@ std::vector<ProcessStat> Descendants::look() const {
     open.pop_back();
     for (auto child = begin; child != end; ++child) {
       const pid_t pid = child->second.pid;
-      if (pid <= 1 || std::find(spared_.begin(), spared_.end(), pid) != spared_.end()) continue;
+      if (pid <= 1 || std::ranges::find(spared_, pid) != spared_.end()) continue;
       open.push_back(pid);
       if (!had_children_ || has_token(pid, token_)) out.push_back(child->second);
     }
@@ -106,8 +106,8 @@ std::vector<pid_t> Descendants::end(const std::function<bool(pid_t)>& is_worker,
       if (!process) continue;
       // Between the look and here the number may have passed to another program: ours are still below us.
       const auto now = read_process_stat(pid);
-      const bool ours = now && (now->parent == ::getpid() ||
-                                std::find(left.begin(), left.end(), now->parent) != left.end());
+      const bool ours =
+          now && (now->parent == ::getpid() || std::ranges::find(left, now->parent) != left.end());
       if (!ours) continue;
       send_signal(process.get(), SIGKILL);
       processes.push_back(std::move(process));

@@ -53,13 +53,6 @@ Result<std::string> output_file(const std::string& name, const std::string& host
   return fmt::format("{}/{}@{}.log", directory, name, host);
 }
 
-std::optional<JobRecord> find(const std::string& directory, const std::string& name) {
-  std::vector<std::string> ignored;
-  for (JobRecord& record : read_job_records(directory, ignored))
-    if (record.name == name && is_alive(record)) return std::move(record);
-  return std::nullopt;
-}
-
 /// The agent's exit status if it ends within kStartTimeout, or before it has said that the workers run.
 std::optional<int> early_end(int reader) {
   const Instant deadline = SteadyClock::now() + kStartTimeout;
@@ -103,9 +96,6 @@ Result<void> leave_terminal(const std::string& output) {
 }
 
 }  // namespace
-
-DetachedJob::DetachedJob(std::string directory, JobRecord record, UniqueFd caller)
-    : directory_(std::move(directory)), record_(std::move(record)), caller_(std::move(caller)) {}
 
 void DetachedJob::write(char event, const Log& log) {
   if (const auto written = write_job_record(directory_, record_); !written && !std::exchange(logged_, true))
@@ -160,9 +150,11 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
                   fmt::format("{} is locked: another job is being started; try again", lock_path));
     ::poll(nullptr, 0, 10);  // others hold it for some milliseconds
   }
-  if (const auto other = find(directory, name))
-    return usage("--job-name={}: a job of this name runs already (pid {}); see musterctl status {}", name,
-                 other->pid, name);
+  std::vector<std::string> unreadable;
+  for (const JobRecord& other : read_job_records(directory, unreadable))
+    if (other.name == name && is_alive(other))
+      return usage("--job-name={}: a job of this name runs already (pid {}); see musterctl status {}", name,
+                   other.pid, name);
   MUSTER_TRY(const std::string output, output_file(name, job.logs.hostname, directory, environment));
 
   int ends[2];

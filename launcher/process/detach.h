@@ -22,7 +22,8 @@ namespace muster::launcher {
 
 class DetachedJob {
  public:
-  DetachedJob(std::string directory, JobRecord record, UniqueFd caller);
+  DetachedJob(std::string directory, JobRecord record, UniqueFd caller)
+      : directory_(std::move(directory)), record_(std::move(record)), caller_(std::move(caller)) {}
 
   /// Before the rest: where /metrics and the job's page are.
   void serves_page(std::string address, std::string token) {

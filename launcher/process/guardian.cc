@@ -64,7 +64,7 @@ Guardian::~Guardian() {
   if (!shared_) return;
   (void)::send(process_.channel(), &kEndMessage, 1, MSG_NOSIGNAL);
   process_.close_channel();
-  (void)process_.wait(SteadyClock::now() + kGuardianEndTimeout);
+  process_.wait(SteadyClock::now() + kGuardianEndTimeout);
 }
 
 void Guardian::remove_afterwards(const std::string& directory) {

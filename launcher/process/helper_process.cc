@@ -82,18 +82,15 @@ Result<HelperProcess> HelperProcess::execute(const Options& options, const std::
 HelperProcess::~HelperProcess() {
   if (!handle_ || outlives_us_) return;
   kill();
-  (void)wait(SteadyClock::now() + kReapTimeout);
+  wait(SteadyClock::now() + kReapTimeout);
 }
 
 void HelperProcess::kill() const {
   if (handle_) send_signal(handle_.get(), SIGKILL);
 }
 
-std::optional<int> HelperProcess::wait(Instant deadline) const {
-  if (!wait_for_end(handle_.get(), deadline)) return std::nullopt;
-  const auto info = reap_child(handle_.get());
-  if (!info) return 0;  // it was reaped already, with the orphans
-  return info->si_code == CLD_EXITED ? info->si_status << 8 : info->si_status;
+void HelperProcess::wait(Instant deadline) const {
+  if (wait_for_end(handle_.get(), deadline)) (void)reap_child(handle_.get());
 }
 
 }  // namespace muster::launcher

@@ -8,7 +8,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -44,15 +43,13 @@ class HelperProcess {
   ~HelperProcess();
 
   [[nodiscard]] pid_t pid() const { return pid_; }
-  [[nodiscard]] int pidfd() const { return handle_.get(); }
   /// Does not block. At end of file the child has closed its end.
   [[nodiscard]] int channel() const { return channel_.get(); }
   void kill() const;
   /// The child reads the end of file.
   void close_channel() { channel_.reset(); }
-  /// Waits for its end and reaps it. Nothing: it has not ended in time. Else its wait status, as waitpid(2)
-  /// has it; 0 also if somebody else has reaped it.
-  [[nodiscard]] std::optional<int> wait(Instant deadline) const;
+  /// Waits for its end until the deadline, and reaps it.
+  void wait(Instant deadline) const;
 
  private:
   HelperProcess() = default;

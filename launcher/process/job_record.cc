@@ -88,7 +88,7 @@ bool is_job_name(std::string_view text) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
   };
   return !text.empty() && text.size() <= kMaxName && plain(text[0]) &&
-         std::all_of(text.begin(), text.end(), [&](char c) { return plain(c) || c == '.' || c == '-'; });
+         std::ranges::all_of(text, [&](char c) { return plain(c) || c == '.' || c == '-'; });
 }
 
 std::string runtime_directory(const Environment& environment) {
@@ -114,9 +114,7 @@ std::vector<JobRecord> read_job_records(const std::string& directory, std::vecto
     else
       errors.push_back(record.error().message);
   }
-  std::sort(out.begin(), out.end(), [](const JobRecord& a, const JobRecord& b) {
-    return std::tie(a.began, a.name) < std::tie(b.began, b.name);
-  });
+  std::ranges::sort(out, {}, [](const JobRecord& each) { return std::tie(each.began, each.name); });
   return out;
 }
 

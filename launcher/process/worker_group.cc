@@ -129,8 +129,7 @@ Result<Spawned> WorkerGroup::spawn(Spawner& spawner, std::size_t slot, SpawnRequ
 }
 
 int WorkerGroup::started() const {
-  return static_cast<int>(
-      std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) { return worker.pid != 0; }));
+  return static_cast<int>(std::ranges::count_if(workers_, [](const Worker& each) { return each.pid != 0; }));
 }
 
 /// A child that could not execute never was a worker.
@@ -207,16 +206,8 @@ void WorkerGroup::look_at_states() {
 }
 
 bool WorkerGroup::owns(pid_t pid) const {
-  return std::any_of(workers_.begin(), workers_.end(),
-                     [pid](const Worker& worker) { return worker.running && worker.pid == pid; });
-}
-
-std::vector<JobRecord::Worker> WorkerGroup::workers(int base_rank, const WorkerFiles& files) const {
-  std::vector<JobRecord::Worker> out;
-  for (std::size_t i = 0; i < workers_.size(); ++i)
-    if (const int rank = static_cast<int>(i); workers_[i].pid > 0)
-      out.push_back({base_rank + rank, workers_[i].pid, files.progress_file(rank)});
-  return out;
+  return std::ranges::any_of(workers_,
+                             [pid](const Worker& worker) { return worker.running && worker.pid == pid; });
 }
 
 }  // namespace muster::launcher

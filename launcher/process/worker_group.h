@@ -18,7 +18,6 @@
 #include "launcher/job/job.h"
 #include "launcher/process/cgroup.h"
 #include "launcher/process/guardian.h"
-#include "launcher/process/job_record.h"
 #include "launcher/process/spawn.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/lifetime.h"
@@ -70,8 +69,6 @@ class WorkerGroup {
   [[nodiscard]] bool owns(pid_t pid) const;
 
   [[nodiscard]] int started() const;
-  /// Those that were started, for the job's entry.
-  [[nodiscard]] std::vector<JobRecord::Worker> workers(int base_rank, const WorkerFiles& files) const;
   /// 0: was not started.
   [[nodiscard]] int pid(int local_rank) const { return workers_[static_cast<std::size_t>(local_rank)].pid; }
   [[nodiscard]] bool running(int local_rank) const {

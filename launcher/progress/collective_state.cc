@@ -62,7 +62,7 @@ std::string read_page(const std::string& progress_file) {
 
 std::vector<CollectiveState> parse_collectives(std::span<const std::string, 3> reads) {
   std::vector<CollectiveState> out;
-  if (!std::all_of(reads.begin(), reads.end(), is_page)) return out;
+  if (!std::ranges::all_of(reads, is_page)) return out;
   for (std::size_t i = 0; i < RuntimePage::kSlots; ++i) {
     const PageSlot slot = slot_of(reads[1], i);
     const std::uint64_t version = slot.version;
@@ -71,8 +71,7 @@ std::vector<CollectiveState> parse_collectives(std::span<const std::string, 3> r
       continue;
     if (!is_group(slot)) continue;
     std::string group = text_in(slot.name);
-    if (std::any_of(out.begin(), out.end(), [&](const auto& other) { return other.group == group; }))
-      continue;
+    if (std::ranges::any_of(out, [&](const auto& other) { return other.group == group; })) continue;
     CollectiveState& state = out.emplace_back();
     state.group = std::move(group);
     state.backend = text_in(slot.backend);

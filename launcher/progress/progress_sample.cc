@@ -25,7 +25,7 @@ constexpr std::size_t kLongestName = 10;  // "iteration" and a colon
 
 template <std::size_t N>
 std::string_view up_to_zero(const std::array<char, N>& field) {
-  const auto end = std::find(field.begin(), field.end(), '\0');
+  const auto end = std::ranges::find(field, '\0');
   return {field.data(), static_cast<std::size_t>(end - field.begin())};
 }
 
@@ -48,7 +48,7 @@ std::string_view number_text_after(std::string_view text, std::initializer_list<
     for (; end < text.size() && is_letter(text[end]); ++end)
       if (word.size() < kLongestName) word.push_back(static_cast<char>(text[end] | 0x20));
     at = end;
-    if (std::find(names.begin(), names.end(), word) == names.end()) continue;
+    if (std::ranges::find(names, word) == names.end()) continue;
     while (end < text.size() && std::string_view(" =:[(#").find(text[end]) != std::string_view::npos) ++end;
     if (end < text.size() && is_digit(text[end])) return text.substr(end);
   }
@@ -80,7 +80,7 @@ ProgressSample parse_progress(std::string_view bytes) {
   if (bytes.size() < sizeof(ProgressPage) || !bytes.starts_with(kProgressMagic)) {
     out.text = one_clean_line(bytes.substr(0, kProgressBytes));
     const std::string_view phase = phase_in(out.text);
-    if (std::all_of(phase.begin(), phase.end(), [](char c) { return is_letter(c) || c == '_' || c == ' '; }))
+    if (std::ranges::all_of(phase, [](char c) { return is_letter(c) || c == '_' || c == ' '; }))
       out.phase = phase;
     out.figures = figures_in(out.text);
     return out;

@@ -23,8 +23,8 @@ bool is_communication(std::string_view phase) {
   constexpr std::array<std::string_view, 9> kCollectives = {"all_reduce",     "allreduce", "all_gather",
                                                             "reduce_scatter", "broadcast", "barrier",
                                                             "reduce",         "send",      "recv"};
-  return std::find(kCollectives.begin(), kCollectives.end(), phase) != kCollectives.end() ||
-         phase.starts_with("wait") || phase.ends_with("wait");
+  return std::ranges::find(kCollectives, phase) != kCollectives.end() || phase.starts_with("wait") ||
+         phase.ends_with("wait");
 }
 
 void PaceMeter::add(const ProgressSample& sample, Instant now) {
@@ -67,8 +67,7 @@ RankPace PaceMeter::pace() const {
   if (first != last)
     out.step_s =
         seconds_between(first->at, last->at) / static_cast<double>(last->steps_made - first->steps_made);
-  const auto most = std::max_element(seen.begin(), seen.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most = std::ranges::max_element(seen, {}, [](const auto& each) { return each.second; });
   if (most != seen.end()) out.phase = most->first;
   return out;
 }
@@ -94,20 +93,20 @@ std::optional<Straggler> find_straggler(std::span<const RankOfPace> ranks) {
   const double bound = (2 + std::sqrt(2 * ln_ranks)) * deviation;
   const double more = busy_share(busiest->pace) - usual;
   if (more <= bound || more <= usual / 10) return std::nullopt;
-  Straggler out{busiest->rank, busiest->pace.phase};
+  Straggler out{busiest->rank, std::string(busiest->host), busiest->pace.phase};
   out.seconds_per_step = busiest->pace.step_s.value_or(0) * busy_share(busiest->pace);
   // Of a median rank that does nothing but wait the ratio says nothing.
   out.percent = more / std::max(usual, 0.05) * 100;
   return out;
 }
 
-std::string straggler_text(const Straggler& straggler, std::string_view host) {
+std::string straggler_text(const Straggler& straggler) {
   const std::string where = straggler.phase.empty() ? std::string() : " in " + straggler.phase;
   const std::string time = straggler.seconds_per_step > 0
                                ? fmt::format("{:.3g} s per step", straggler.seconds_per_step)
                                : std::string("its time");
   return fmt::format("rank {} on {} spends {}{}, {:.0f} % more than the median rank; the others wait for it",
-                     straggler.rank, host, time, where, straggler.percent);
+                     straggler.rank, straggler.host, time, where, straggler.percent);
 }
 
 }  // namespace muster::launcher

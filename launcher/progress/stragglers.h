@@ -51,9 +51,11 @@ inline constexpr std::int32_t kLeastSamples = 20;
 struct RankOfPace {
   int rank = 0;
   RankPace pace;
+  std::string_view host = {};
 };
 struct Straggler {
   int rank = 0;
+  std::string host;
   std::string phase;            // in which it spends its time; empty: not known
   double seconds_per_step = 0;  // outside communication; 0: not known
   double percent = 0;           // more than the median rank
@@ -64,6 +66,6 @@ struct Straggler {
 [[nodiscard]] std::optional<Straggler> find_straggler(std::span<const RankOfPace> ranks);
 
 /// "rank 5 on host-b spends 0.31 s per step in forward, 48 % more than the median rank"
-[[nodiscard]] std::string straggler_text(const Straggler& straggler, std::string_view host);
+[[nodiscard]] std::string straggler_text(const Straggler& straggler);
 
 }  // namespace muster::launcher

@@ -83,7 +83,7 @@ std::optional<SeenProcess> see(std::int32_t pid, bool whole) {
   out.user = user_name(out.uid);
   out.since = boot_time() + static_cast<std::int64_t>(stat->start_ticks) / ::sysconf(_SC_CLK_TCK);
   std::string command = read_file(fmt::format("/proc/{}/cmdline", pid), kMostProcessBytes).value_or("");
-  std::replace(command.begin(), command.end(), '\0', ' ');
+  std::ranges::replace(command, '\0', ' ');
   out.command = one_clean_line(command);
   if (out.command.empty()) out.command = fmt::format("[{}]", one_clean_line(stat->name));
   const std::string environment =
@@ -138,9 +138,7 @@ std::vector<GpuHolder> judge_holders(std::vector<GpuUse> uses) {
       holder.to_free = left && holder.process.uid == ::getuid() && holder.process.pid > 1;
     }
   }
-  std::stable_sort(out.begin(), out.end(), [](const GpuHolder& a, const GpuHolder& b) {
-    return std::pair(a.use.gpu, a.use.pid) < std::pair(b.use.gpu, b.use.pid);
-  });
+  std::ranges::stable_sort(out, {}, [](const GpuHolder& it) { return std::pair(it.use.gpu, it.use.pid); });
   return out;
 }
 

@@ -58,7 +58,7 @@ std::string bus_id(std::string_view address) {
   const auto colon = address.find(':');
   if (colon == std::string_view::npos) return {};
   std::string out = fmt::format("{:0>8}{}", address.substr(0, colon), address.substr(colon));
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::toupper(c); });
+  std::ranges::transform(out, out.begin(), [](unsigned char c) { return std::toupper(c); });
   return out;
 }
 

@@ -12,12 +12,10 @@
 #include <thread>
 #include <time.h>
 #include <unistd.h>
-#include <utility>
 #include <variant>
 
 #include <fmt/format.h>
 
-#include "launcher/hardware/nvml.h"
 #include "launcher/report/kernel_log.h"
 #include "rendezvous/base/archive.h"
 #include "rendezvous/base/syscall.h"
@@ -39,8 +37,7 @@ using Message = std::variant<std::vector<Gpu>, std::string, std::vector<GpuHolde
 
 /// Where nobody reads, the channel is full of the first ones, which count.
 void tell(int out, const Message& message) {
-  std::string bytes;
-  ArchiveWriter{bytes}(message);
+  const std::string bytes = to_archive(message);
   (void)::send(out, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -118,7 +115,7 @@ class GpuServer {
       }
       failures = 0;
       if (!wait.xid) continue;
-      const auto device = std::find(devices_.begin(), devices_.end(), wait.xid->device);
+      const auto device = std::ranges::find(devices_, wait.xid->device);
       const auto index = static_cast<std::size_t>(device - devices_.begin());
       if (index < xids_.size()) xids_[index] = wait.xid->number;
       tell(channel_,
@@ -145,7 +142,7 @@ void serve_gpus(const GpuPaths& paths, GpuWatch::Page& page, int channel) {
   GpuServer server(*nvml, gpus, channel);
   server.serve([&page](const std::vector<Nvml::Figures>& figures) {
     ++page.sequence;
-    std::copy(figures.begin(), figures.end(), page.gpus);
+    std::ranges::copy(figures, page.gpus);
     page.count = static_cast<std::uint32_t>(figures.size());
     page.at_ns = SteadyClock::now().time_since_epoch() / std::chrono::nanoseconds(1);
     ++page.sequence;
@@ -156,7 +153,7 @@ void serve_gpus(const GpuPaths& paths, GpuWatch::Page& page, int channel) {
 std::string xid_line(const Gpu& gpu, int number, std::optional<unsigned> instance) {
   std::string address = gpu.pci.substr(0, gpu.pci.rfind('.'));  // the driver leaves out the function
   if (instance) address += fmt::format(" GPU-I:{:02}", *instance);
-  const std::string_view meaning = meaning_of_xid(number);
+  const std::string_view meaning = meaning_of_xid(number).text;
   return fmt::format("NVML: Xid (PCI:{}): {}, {}{}", address, number,
                      meaning.empty() ? "which NVIDIA's \"XID Errors\" explains" : meaning,
                      gpu.uuid.empty() ? "" : fmt::format(" ({})", gpu.uuid));

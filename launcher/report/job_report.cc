@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <signal.h>
-#include <string_view>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -35,108 +34,6 @@ int remoteness(const WorkerOutcome& outcome) {
   if (outcome.cause.kind == CauseClass::kPeerGone) return 2;
   return outcome.cause.kind == CauseClass::kNetwork ? 1 : 0;
 }
-
-}  // namespace
-
-bool is_failure(const WorkerOutcome& outcome) {
-  if (!outcome.hang.empty()) return true;
-  return !outcome.stopped_by_us && (outcome.pid == 0 || (!outcome.end.ok() && !outcome.end.preempted()));
-}
-
-bool is_machine_at_fault(const WorkerOutcome& outcome) {
-  if (outcome.cause.kind != CauseClass::kGpuFault) return false;
-  for (const std::string& line : outcome.kernel)
-    if (const auto xid = parse_xid(line); xid && is_hardware_xid(xid->number)) return true;
-  constexpr std::array<std::string_view, 7> kWords = {
-      "uncorrectable ECC",    "ECCUncorrectable",   "CUDA_ERROR_ECC_UNCORRECTABLE", "NvlinkUncorrectable",
-      "NVLINK_UNCORRECTABLE", "HardwareStackError", "HARDWARE_STACK_ERROR"};
-  return std::any_of(kWords.begin(), kWords.end(), [&](std::string_view word) {
-    return outcome.cause.text.find(word) != std::string::npos;
-  });
-}
-
-Cause cause_of(const WorkerOutcome& outcome, const std::optional<Cause>& written, bool memory_killed) {
-  const ProcessEnd& end = outcome.end;
-  if (outcome.pid == 0) return {CauseClass::kNotStarted, outcome.cause.text};  // of who tried
-  if (!outcome.hang.empty()) return {CauseClass::kHang, outcome.hang};
-  if (end.ok() && !outcome.stopped_by_us) return {};
-  if (end.preempted()) return {CauseClass::kPreempted};
-  if (outcome.stopped_by_us) return {CauseClass::kStopped};
-  const std::string signal = signal_name(end.signal) + (end.core ? " (core dumped)" : "");
-  if (end.signal == SIGKILL && memory_killed)
-    return {CauseClass::kHostMemory, "killed by the kernel: no host memory was left"};
-  if (end.signal == SIGKILL) return {CauseClass::kSignal, signal + ", sender unknown"};
-  if (end.signal == SIGPIPE) return {CauseClass::kSignal, signal + "; the reader of its output is gone"};
-  if (end.signal != 0 && !is_crash_signal(end.signal)) return {CauseClass::kSignal, signal};
-  Cause out;
-  if (written)
-    out = *written;
-  else if (!outcome.error_message.empty())
-    out = {class_of_words(outcome.error_message, CauseClass::kException),
-           one_clean_line(outcome.error_message)};
-  else if (end.signal != 0)
-    out = {CauseClass::kCrash, signal};
-  else
-    out = {CauseClass::kExitCode, text_of_code(end.code)};
-  // A process of the worker's, such as a loader of data, and so the worker after it.
-  if (memory_killed && out.text.find("killed by signal") != std::string::npos)
-    out.kind = CauseClass::kHostMemory;
-  // The kernel's log outweighs what the program made of it.
-  if (!outcome.kernel.empty() && out.kind != CauseClass::kGpuMemory) {
-    out.kind = CauseClass::kGpuFault;
-    if (!written) out.text = one_clean_line(outcome.kernel.front());
-  }
-  return out;
-}
-
-std::string_view to_string(Part part) {
-  constexpr std::array<std::string_view, 6> kNames = {"succeeded",   "root cause",        "failed too",
-                                                      "consequence", "stopped by muster", "preempted"};
-  return kNames[static_cast<std::size_t>(part)];
-}
-
-Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
-  Verdict out;
-  // A lost node, or a signal to muster: whatever failed, failed after it.
-  const bool of_a_worker = notice.rank >= 0;
-  // Smaller is earlier.
-  using Order = std::tuple<int, bool, std::int64_t>;
-  std::optional<Order> best;
-  for (std::size_t n = 0; n < nodes.size(); ++n) {
-    const auto& workers = nodes[n].workers;
-    std::vector<Part>& parts = out.parts.emplace_back();
-    std::optional<std::tuple<int, std::int64_t>> best_here;
-    std::optional<std::size_t> first_here;
-    bool announced = false;
-    for (std::size_t w = 0; w < workers.size(); ++w) {
-      const WorkerOutcome& worker = workers[w];
-      parts.push_back(is_failure(worker)       ? Part::kFailed
-                      : worker.end.preempted() ? Part::kPreempted
-                      : worker.stopped_by_us   ? Part::kStopped
-                                               : Part::kSucceeded);
-      if (!is_failure(worker)) continue;
-      announced |= worker.rank == notice.rank;
-      const std::tuple here{remoteness(worker), worker.wall_time_s};
-      if (best_here && *best_here <= here) continue;
-      best_here = here;
-      first_here = w;
-    }
-    if (!first_here || !of_a_worker) continue;
-    const WorkerOutcome& first = workers[*first_here];
-    const Order order{remoteness(first), !announced, -first.before_outcome_ms};
-    if (best && *best <= order) continue;
-    best = order;
-    out.root = Verdict::Place{n, *first_here};
-  }
-  for (std::size_t n = 0; n < nodes.size(); ++n)
-    for (std::size_t w = 0; w < out.parts[n].size(); ++w)
-      if (out.parts[n][w] == Part::kFailed && remoteness(nodes[n].workers[w]) > 0)
-        out.parts[n][w] = Part::kConsequence;
-  if (out.root) out.parts[out.root->node][out.root->worker] = Part::kRoot;
-  return out;
-}
-
-namespace {
 
 using Json = nlohmann::json;
 
@@ -169,36 +66,6 @@ const Json* find(const Json& json, const char* key) {
   const auto found = json.find(key);
   return found == json.end() ? nullptr : &*found;
 }
-
-}  // namespace
-
-RecordedError parse_error_file(std::string_view text) {
-  const Json json = parse(text);
-  const Json* message = find(json, "message");
-  if (message == nullptr) return {std::string(text.substr(0, 4096)), {}, {}};
-  RecordedError out;
-  if (!message->is_object()) {
-    out.message = as_text(*message);
-    if (const Json* timestamp = find(json, "timestamp")) out.timestamp_s = as_seconds(*timestamp);
-    return out;
-  }
-  if (const Json* inner = find(*message, "message")) out.message = as_text(*inner);
-  if (const Json* extra = find(*message, "extraInfo")) {
-    if (const Json* callstack = find(*extra, "py_callstack")) out.callstack = as_text(*callstack);
-    if (const Json* timestamp = find(*extra, "timestamp")) out.timestamp_s = as_seconds(*timestamp);
-  }
-  return out;
-}
-
-std::string with_error_code(std::string_view text, int code) {
-  Json json = parse(text);
-  if (code == 0 || !json.is_object() || !json.contains("message") || !json["message"].is_object())
-    return std::string(text);
-  json["message"]["errorCode"] = code;
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-namespace {
 
 constexpr int kJobReportVersion = 1;
 
@@ -309,12 +176,133 @@ std::size_t longest_line(std::string_view text) {
 }
 
 std::string line_of_ranks(std::string_view what, std::vector<int> ranks) {
-  if (ranks.empty()) return {};
-  std::sort(ranks.begin(), ranks.end());
-  return fmt::format("  {}: rank{} {}\n", what, ranks.size() == 1 ? "" : "s", to_ranges(ranks));
+  return ranks.empty() ? std::string() : fmt::format("  {}: {}\n", what, numbered("rank", std::move(ranks)));
 }
 
 }  // namespace
+
+bool is_failure(const WorkerOutcome& outcome) {
+  if (!outcome.hang.empty()) return true;
+  return !outcome.stopped_by_us && (outcome.pid == 0 || (!outcome.end.ok() && !outcome.end.preempted()));
+}
+
+bool is_machine_at_fault(const WorkerOutcome& outcome) {
+  if (outcome.cause.kind != CauseClass::kGpuFault) return false;
+  for (const std::string& line : outcome.kernel)
+    if (const auto xid = parse_xid(line); xid && meaning_of_xid(xid->number).hardware) return true;
+  constexpr std::array<std::string_view, 7> kWords = {
+      "uncorrectable ECC",    "ECCUncorrectable",   "CUDA_ERROR_ECC_UNCORRECTABLE", "NvlinkUncorrectable",
+      "NVLINK_UNCORRECTABLE", "HardwareStackError", "HARDWARE_STACK_ERROR"};
+  return std::ranges::any_of(
+      kWords, [&](std::string_view word) { return outcome.cause.text.find(word) != std::string::npos; });
+}
+
+Cause cause_of(const WorkerOutcome& outcome, const std::optional<Cause>& written, bool memory_killed) {
+  const ProcessEnd& end = outcome.end;
+  if (outcome.pid == 0) return {CauseClass::kNotStarted, outcome.cause.text};  // of who tried
+  if (!outcome.hang.empty()) return {CauseClass::kHang, outcome.hang};
+  if (end.ok() && !outcome.stopped_by_us) return {};
+  if (end.preempted()) return {CauseClass::kPreempted};
+  if (outcome.stopped_by_us) return {CauseClass::kStopped};
+  const std::string signal = signal_name(end.signal) + (end.core ? " (core dumped)" : "");
+  if (end.signal == SIGKILL && memory_killed)
+    return {CauseClass::kHostMemory, "killed by the kernel: no host memory was left"};
+  if (end.signal == SIGKILL) return {CauseClass::kSignal, signal + ", sender unknown"};
+  if (end.signal == SIGPIPE) return {CauseClass::kSignal, signal + "; the reader of its output is gone"};
+  if (end.signal != 0 && !is_crash_signal(end.signal)) return {CauseClass::kSignal, signal};
+  Cause out;
+  if (written)
+    out = *written;
+  else if (!outcome.error_message.empty())
+    out = {class_of_words(outcome.error_message, CauseClass::kException),
+           one_clean_line(outcome.error_message)};
+  else if (end.signal != 0)
+    out = {CauseClass::kCrash, signal};
+  else
+    out = {CauseClass::kExitCode, text_of_code(end.code)};
+  // A process of the worker's, such as a loader of data, and so the worker after it.
+  if (memory_killed && out.text.find("killed by signal") != std::string::npos)
+    out.kind = CauseClass::kHostMemory;
+  // The kernel's log outweighs what the program made of it.
+  if (!outcome.kernel.empty() && out.kind != CauseClass::kGpuMemory) {
+    out.kind = CauseClass::kGpuFault;
+    if (!written) out.text = one_clean_line(outcome.kernel.front());
+  }
+  return out;
+}
+
+std::string_view to_string(Part part) {
+  constexpr std::array<std::string_view, 6> kNames = {"succeeded",   "root cause",        "failed too",
+                                                      "consequence", "stopped by muster", "preempted"};
+  return kNames[static_cast<std::size_t>(part)];
+}
+
+Verdict judge(std::span<const NodeReport> nodes, const FailureNotice& notice) {
+  Verdict out;
+  // A lost node, or a signal to muster: whatever failed, failed after it.
+  const bool of_a_worker = notice.rank >= 0;
+  // Smaller is earlier.
+  using Order = std::tuple<int, bool, std::int64_t>;
+  std::optional<Order> best;
+  for (std::size_t n = 0; n < nodes.size(); ++n) {
+    const auto& workers = nodes[n].workers;
+    std::vector<Part>& parts = out.parts.emplace_back();
+    std::optional<std::tuple<int, std::int64_t>> best_here;
+    std::optional<std::size_t> first_here;
+    bool announced = false;
+    for (std::size_t w = 0; w < workers.size(); ++w) {
+      const WorkerOutcome& worker = workers[w];
+      parts.push_back(is_failure(worker)       ? Part::kFailed
+                      : worker.end.preempted() ? Part::kPreempted
+                      : worker.stopped_by_us   ? Part::kStopped
+                                               : Part::kSucceeded);
+      if (!is_failure(worker)) continue;
+      announced |= worker.rank == notice.rank;
+      const std::tuple here{remoteness(worker), worker.wall_time_s};
+      if (best_here && *best_here <= here) continue;
+      best_here = here;
+      first_here = w;
+    }
+    if (!first_here || !of_a_worker) continue;
+    const WorkerOutcome& first = workers[*first_here];
+    const Order order{remoteness(first), !announced, -first.before_outcome_ms};
+    if (best && *best <= order) continue;
+    best = order;
+    out.root = Verdict::Place{n, *first_here};
+  }
+  for (std::size_t n = 0; n < nodes.size(); ++n)
+    for (std::size_t w = 0; w < out.parts[n].size(); ++w)
+      if (out.parts[n][w] == Part::kFailed && remoteness(nodes[n].workers[w]) > 0)
+        out.parts[n][w] = Part::kConsequence;
+  if (out.root) out.parts[out.root->node][out.root->worker] = Part::kRoot;
+  return out;
+}
+
+RecordedError parse_error_file(std::string_view text) {
+  const Json json = parse(text);
+  const Json* message = find(json, "message");
+  if (message == nullptr) return {std::string(text.substr(0, 4096)), {}, {}};
+  RecordedError out;
+  if (!message->is_object()) {
+    out.message = as_text(*message);
+    if (const Json* timestamp = find(json, "timestamp")) out.timestamp_s = as_seconds(*timestamp);
+    return out;
+  }
+  if (const Json* inner = find(*message, "message")) out.message = as_text(*inner);
+  if (const Json* extra = find(*message, "extraInfo")) {
+    if (const Json* callstack = find(*extra, "py_callstack")) out.callstack = as_text(*callstack);
+    if (const Json* timestamp = find(*extra, "timestamp")) out.timestamp_s = as_seconds(*timestamp);
+  }
+  return out;
+}
+
+std::string with_error_code(std::string_view text, int code) {
+  Json json = parse(text);
+  if (code == 0 || !json.is_object() || !json.contains("message") || !json["message"].is_object())
+    return std::string(text);
+  json["message"]["errorCode"] = code;
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 std::string to_message(NodeReport report) {
   for (const std::size_t most : {64, 8, 1, 0}) {
@@ -401,9 +389,7 @@ std::string format_report(const JobReport& report, const Verdict& verdict) {
                                 others.empty() ? "  <NO_OTHER_FAILURES>\n" : others);
   out += line_of_ranks("terminated by muster after the failure", std::move(stopped));
   out += line_of_ranks("failed as a consequence", std::move(consequences));
-  if (!report.missing.empty())
-    out += fmt::format("  no report from: node{} {}\n", report.missing.size() == 1 ? "" : "s",
-                       to_ranges(report.missing));
+  if (!report.missing.empty()) out += fmt::format("  no report from: {}\n", numbered("node", report.missing));
   for (const NodeReport& node : report.nodes)
     for (const std::string& line : node.kernel) out += fmt::format("  kernel of {}: {}\n", node.host, line);
   out += fmt::format("{}\nRoot Cause (first observed failure):\n{}{}\n", thin, root, thick);

@@ -14,54 +14,42 @@ namespace muster::launcher {
 
 namespace {
 
-struct Entry {
-  int number = 0;
-  std::string_view meaning = {};
-  bool hardware = false;  // memory, NVLink, bus, the GPU's own processors, power: not the program's fault
-};
-
-constexpr std::array kEntries = {
-    Entry{8, "the GPU stopped processing"},
-    Entry{11, "corrupt or invalid commands from the program"},
-    Entry{13, "exception in the compute engine, often an access out of bounds"},
-    Entry{31, "memory page fault, often an address of the program's that is not mapped"},
-    Entry{32, "corrupt or invalid commands from the program"},
-    Entry{38, "error of the driver's firmware"},
-    Entry{43, "the program's work was ended after an error of its own"},
-    Entry{45, "cleanup after another error, or after a killed process"},
-    Entry{48, "uncorrectable memory error (double bit ECC)", true},
-    Entry{54, "auxiliary power is not connected", true},
-    Entry{61, "breakpoint of an internal micro-controller", true},
-    Entry{62, "halt of an internal micro-controller", true},
-    Entry{63, "a memory page was retired or a row remapped", true},
-    Entry{64, "a memory page could not be retired or a row not remapped", true},
-    Entry{69, "error in the graphics engine's class"},
-    Entry{74, "NVLink error", true},
-    Entry{79, "GPU has fallen off the bus", true},
-    Entry{92, "high rate of corrected memory errors", true},
-    Entry{94, "contained memory error: one program is lost", true},
-    Entry{95, "uncontained memory error: all programs on the GPU are lost", true},
-    Entry{109, "timeout of a context switch"},
-    Entry{110, "security fault"},
-    Entry{119, "the GPU's system processor (GSP) does not answer", true},
-    Entry{120, "error of the GPU's system processor (GSP)", true},
-    Entry{121, "error of the link between chips (C2C)"},
-    Entry{137, "NVLink privilege error: a peer's access to memory that is not mapped"},
-    Entry{140, "unrecovered memory error (ECC)", true},
-    Entry{143, "the GPU could not be initialised"},
-    Entry{154, "the driver asks for another way to recover the GPU (nvidia-smi -q)"},
-    Entry{156, "a resource of the GPU was retired"},
-    Entry{157, "a resource of the GPU could not be retired"},
-    Entry{158, "fatal timeout of the GPU"},
-    Entry{171, "uncorrectable error in the GPU's memory (DRAM)", true},
-    Entry{172, "uncorrectable error within the GPU (SRAM)", true},
-};
-Entry find(int number) {
-  if (number >= 144 && number <= 150) return {number, "NVLink error", number == 149};
-  const auto* const found = std::find_if(kEntries.begin(), kEntries.end(),
-                                         [number](const Entry& entry) { return entry.number == number; });
-  return found == kEntries.end() ? Entry{} : *found;
-}
+constexpr auto kXids = std::to_array<XidMeaning>({
+    {8, "the GPU stopped processing"},
+    {11, "corrupt or invalid commands from the program"},
+    {13, "exception in the compute engine, often an access out of bounds"},
+    {31, "memory page fault, often an address of the program's that is not mapped"},
+    {32, "corrupt or invalid commands from the program"},
+    {38, "error of the driver's firmware"},
+    {43, "the program's work was ended after an error of its own"},
+    {45, "cleanup after another error, or after a killed process"},
+    {48, "uncorrectable memory error (double bit ECC)", true},
+    {54, "auxiliary power is not connected", true},
+    {61, "breakpoint of an internal micro-controller", true},
+    {62, "halt of an internal micro-controller", true},
+    {63, "a memory page was retired or a row remapped", true},
+    {64, "a memory page could not be retired or a row not remapped", true},
+    {69, "error in the graphics engine's class"},
+    {74, "NVLink error", true},
+    {79, "GPU has fallen off the bus", true},
+    {92, "high rate of corrected memory errors", true},
+    {94, "contained memory error: one program is lost", true},
+    {95, "uncontained memory error: all programs on the GPU are lost", true},
+    {109, "timeout of a context switch"},
+    {110, "security fault"},
+    {119, "the GPU's system processor (GSP) does not answer", true},
+    {120, "error of the GPU's system processor (GSP)", true},
+    {121, "error of the link between chips (C2C)"},
+    {137, "NVLink privilege error: a peer's access to memory that is not mapped"},
+    {140, "unrecovered memory error (ECC)", true},
+    {143, "the GPU could not be initialised"},
+    {154, "the driver asks for another way to recover the GPU (nvidia-smi -q)"},
+    {156, "a resource of the GPU was retired"},
+    {157, "a resource of the GPU could not be retired"},
+    {158, "fatal timeout of the GPU"},
+    {171, "uncorrectable error in the GPU's memory (DRAM)", true},
+    {172, "uncorrectable error within the GPU (SRAM)", true},
+});
 
 constexpr std::size_t kMaxLogRecords = 10'000;  // of one look: a driver in distress repeats itself
 
@@ -85,12 +73,10 @@ std::string_view text_of(std::string_view record) {
 
 }  // namespace
 
-std::string_view meaning_of_xid(int number) {
-  return find(number).meaning;
-}
-
-bool is_hardware_xid(int number) {
-  return find(number).hardware;
+XidMeaning meaning_of_xid(int number) {
+  if (number >= 144 && number <= 150) return {number, "NVLink error", number == 149};
+  const auto* const found = std::ranges::find(kXids, number, &XidMeaning::number);
+  return found == kXids.end() ? XidMeaning{} : *found;
 }
 
 std::optional<Xid> parse_xid(std::string_view line) {

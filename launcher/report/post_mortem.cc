@@ -13,8 +13,6 @@
 #include "launcher/output/error_watch.h"
 #include "launcher/progress/progress_sample.h"
 #include "launcher/report/gpu_metrics.h"
-#include "launcher/report/job_report.h"
-#include "launcher/report/kernel_log.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -54,7 +52,7 @@ void PostMortem::read_kernel() {
   for (std::string& line : gpu_watch_->take_new()) {
     const auto found = parse_xid(line);
     // The kernel's own line has more: the process.
-    const bool known = std::any_of(kernel_lines_.begin(), kernel_lines_.end(), [&](const std::string& other) {
+    const bool known = std::ranges::any_of(kernel_lines_, [&](const std::string& other) {
       const auto xid = parse_xid(other);
       return found && xid && xid->number == found->number && xid->device == found->device;
     });
@@ -170,8 +168,7 @@ std::vector<std::string> PostMortem::gpu_holders(const WorkerOutcome& worker,
   if (!wanted || gpu_watch_ == nullptr || !gpu_watch_->holders()) return out;
   for (const GpuHolder& holder : *gpu_watch_->holders()) {
     if (holder.use.gpu != device_of(worker.local_rank).index || holder.use.pid == worker.pid) continue;
-    const auto own = std::find_if(all.begin(), all.end(),
-                                  [&](const WorkerOutcome& other) { return other.pid == holder.use.pid; });
+    const auto own = std::ranges::find(all, holder.use.pid, &WorkerOutcome::pid);
     out.push_back(own == all.end() ? describe(holder)
                                    : fmt::format("pid {} (rank {} of this job) {}", own->pid, own->rank,
                                                  describe(holder.use)));
@@ -190,8 +187,8 @@ StepProgress PostMortem::reached(const LogDirectory& directory) const {
 NodeReport PostMortem::part_of_report(int node, std::vector<WorkerOutcome> outcomes) const {
   NodeReport out{node, job_.host, std::move(outcomes), {}};
   for (const std::string& line : kernel_lines_) {
-    const bool known = std::any_of(out.workers.begin(), out.workers.end(), [&](const WorkerOutcome& worker) {
-      return std::find(worker.kernel.begin(), worker.kernel.end(), line) != worker.kernel.end();
+    const bool known = std::ranges::any_of(out.workers, [&](const WorkerOutcome& worker) {
+      return std::ranges::find(worker.kernel, line) != worker.kernel.end();
     });
     if (!known) out.kernel.push_back(line);
   }

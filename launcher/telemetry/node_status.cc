@@ -107,8 +107,7 @@ OrderedJson events_of(const NodesSeen& nodes) {
   std::vector<Event> all;
   for (const auto& [node, seen] : nodes)
     for (const JobEvent& event : seen.status.events) all.push_back({&event, &seen.status.host});
-  std::stable_sort(all.begin(), all.end(),
-                   [](const Event& a, const Event& b) { return a.event->time_s < b.event->time_s; });
+  std::ranges::stable_sort(all, {}, [](const Event& each) { return each.event->time_s; });
   if (all.size() > kMostEvents) all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(kMostEvents));
   OrderedJson out = OrderedJson::array();
   for (const auto& [event, host] : all)
@@ -122,23 +121,19 @@ OrderedJson events_of(const NodesSeen& nodes) {
 
 }  // namespace
 
-std::optional<FoundStraggler> find_straggler(const NodesSeen& nodes) {
+std::optional<Straggler> find_straggler(const NodesSeen& nodes) {
   std::vector<RankOfPace> ranks;
   for (const auto& [node, seen] : nodes)
     for (const RankStatus& rank : seen.status.ranks)
-      if (rank.state == static_cast<int>(WorkerState::kRunning)) ranks.push_back({rank.rank, rank.pace});
-  const auto found = find_straggler(ranks);
-  if (!found) return std::nullopt;
-  for (const auto& [node, seen] : nodes)
-    for (const RankStatus& rank : seen.status.ranks)
-      if (rank.rank == found->rank) return FoundStraggler{*found, seen.status.host};
-  return std::nullopt;
+      if (rank.state == static_cast<int>(WorkerState::kRunning))
+        ranks.push_back({rank.rank, rank.pace, seen.status.host});
+  return find_straggler(ranks);
 }
 
 bool makes_sense(const NodeStatus& status, int node, const Assignment& assignment) {
   return status.node == node && node > 0 && node < assignment.group_world_size &&
          status.events.size() <= kMostEvents &&
-         std::all_of(status.ranks.begin(), status.ranks.end(), [&](const RankStatus& rank) {
+         std::ranges::all_of(status.ranks, [&](const RankStatus& rank) {
            return rank.rank >= 0 && rank.rank < assignment.world_size && rank.state >= 0 &&
                   rank.state < static_cast<int>(kWorkerStates.size()) && rank.pace.waiting >= 0 &&
                   rank.pace.waiting <= rank.pace.samples;
@@ -172,16 +167,15 @@ std::string job_status_json(const JobFacts& facts, const NodesSeen& nodes, bool 
                     {"gpus", std::move(gpus)}});
   }
   const auto straggler = find_straggler(nodes);
-  out["ranks"] =
-      columns(nodes, place ? place->world_size : 0, straggler ? straggler->found.rank : -1, with_times);
+  out["ranks"] = columns(nodes, place ? place->world_size : 0, straggler ? straggler->rank : -1, with_times);
   out["straggler"] = nullptr;
   if (straggler)
-    out["straggler"] = {{"rank", straggler->found.rank},
+    out["straggler"] = {{"rank", straggler->rank},
                         {"host", straggler->host},
-                        {"phase", text_or_null(straggler->found.phase)},
-                        {"seconds_per_step", rounded(straggler->found.seconds_per_step)},
-                        {"percent", rounded(straggler->found.percent)},
-                        {"text", straggler_text(straggler->found, straggler->host)}};
+                        {"phase", text_or_null(straggler->phase)},
+                        {"seconds_per_step", rounded(straggler->seconds_per_step)},
+                        {"percent", rounded(straggler->percent)},
+                        {"text", straggler_text(*straggler)}};
   out["events"] = events_of(nodes);
   out["failure"] = announced(facts.status.failure);
   out["hang"] = announced(facts.status.hang);

@@ -43,11 +43,7 @@ struct NodeSeen {
 };
 using NodesSeen = std::map<int, NodeSeen>;  // by node
 
-struct FoundStraggler {
-  Straggler found;
-  std::string host;
-};
-[[nodiscard]] std::optional<FoundStraggler> find_straggler(const NodesSeen& nodes);
+[[nodiscard]] std::optional<Straggler> find_straggler(const NodesSeen& nodes);
 
 /// From another node: only what fits into the world is kept.
 [[nodiscard]] bool makes_sense(const NodeStatus& status, int node, const Assignment& assignment);

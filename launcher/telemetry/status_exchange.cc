@@ -62,8 +62,8 @@ bool StatusExchange::complete() const {
   const auto& place = telemetry_.status().assignment;
   if (!place) return true;
   const Instant now = SteadyClock::now();
-  const auto fresh = std::count_if(nodes_.begin(), nodes_.end(),
-                                   [&](const auto& entry) { return now - entry.second.at < kLease; });
+  const auto fresh =
+      std::ranges::count_if(nodes_, [&](const auto& entry) { return now - entry.second.at < kLease; });
   return generation_ == place->generation && fresh >= place->group_world_size;
 }
 
@@ -105,11 +105,11 @@ const NodeStatus& StatusExchange::look_here() {
     nodes_.clear();
     next_survey_ = now + kFirstSurvey;
   }
-  node_ = place ? place->group_rank : 0;
-  NodeSeen& seen = nodes_[node_];
+  const int node = place ? place->group_rank : 0;
+  NodeSeen& seen = nodes_[node];
   const bool fresh = seen.at != Instant{} && now - seen.at < kLook / 2 && !seen.status.ranks.empty();
   NodeStatus& out = seen.status;
-  out.node = node_;
+  out.node = node;
   out.host = job_.host;
   out.state = name_of(status.state);
   out.status_address = job_.status_address;
@@ -181,13 +181,8 @@ void StatusExchange::look() {
 
 void StatusExchange::send(StatusKind kind, std::string payload, Millis lease) {
   if (!send_) return;
-  control::Status message;
-  message.kind = kind;
-  message.lease = lease;
-  message.host = job_.host;
-  message.payload = std::move(payload);
   ++sent_;
-  send_(std::move(message));
+  send_({.kind = kind, .lease = lease, .host = job_.host, .payload = std::move(payload)});
 }
 
 void StatusExchange::receive(const control::Status& message) {

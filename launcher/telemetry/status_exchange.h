@@ -54,7 +54,7 @@ class StatusExchange {
   [[nodiscard]] bool complete() const;
   /// Of this node, as it is now.
   const NodeStatus& look_here();
-  [[nodiscard]] std::optional<FoundStraggler> straggler() const { return find_straggler(nodes_); }
+  [[nodiscard]] std::optional<Straggler> straggler() const { return find_straggler(nodes_); }
 
   /// The end of the log of `request.rank`, of whichever node. `done`: once, later; not after the destructor.
   using LogRead = std::function<void(Result<std::string>)>;
@@ -102,7 +102,6 @@ class StatusExchange {
   Instant asked_until_{};         // the end of the lease that the others have, or that this node has
   Instant next_survey_{};         // when all nodes are asked though nobody looks
   bool reports_ = false;          // a worker reports progress
-  int node_ = -1;                 // this one
   std::map<std::int64_t, LogRead> awaited_;  // logs
   std::int64_t next_log_ = 1;
   std::function<std::string()> read_metrics_;

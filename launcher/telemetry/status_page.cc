@@ -2,9 +2,6 @@
 #include "launcher/telemetry/status_page.h"
 
 #include <algorithm>
-#include <functional>
-#include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -17,8 +14,7 @@ namespace muster::launcher {
 namespace {
 
 std::ptrdiff_t count(const AgentStatus& status, WorkerState state) {
-  return std::count_if(status.workers.begin(), status.workers.end(),
-                       [state](const WorkerStatus& worker) { return worker.state == state; });
+  return std::ranges::count(status.workers, state, &WorkerStatus::state);
 }
 
 constexpr Millis kFresh{100};
@@ -110,6 +106,15 @@ void put_counts(MetricsText& out, const AgentStatus& status) {
   out.summary(status.restarts);
 }
 
+net::StatusReply plain(int status, std::string text) {
+  return {.status = status, .type = kPlainText, .body = std::move(text)};
+}
+
+net::StatusReply elsewhere(const Assignment& here) {
+  return plain(404,
+               fmt::format("this is node {}; node 0 serves what is of the whole job\n", here.group_rank));
+}
+
 }  // namespace
 
 std::string health_text(const Job& job, const AgentStatus& status, Instant now) {
@@ -132,7 +137,7 @@ std::string health_text(const Job& job, const AgentStatus& status, Instant now) 
 }
 
 void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, const NodeStatus& here,
-                 const std::optional<FoundStraggler>& straggler, std::string_view version) {
+                 const std::optional<Straggler>& straggler, std::string_view version) {
   put_job(out, job, status, version);
   put_counts(out, status);
   if (!status.assignment) return;
@@ -158,25 +163,11 @@ void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, co
         out.sample(*known, {{"rank", names[i].rank}, {"local_rank", names[i].local_rank}});
   }
   if (!straggler) return;
-  const std::string rank = fmt::format("{}", straggler->found.rank);
+  const std::string rank = fmt::format("{}", straggler->rank);
   out.family("muster_straggler_percent", MetricType::kGauge,
              "The rank that the others wait for: how much longer than the median rank it works per step.");
-  out.sample(straggler->found.percent,
-             {{"rank", rank}, {"host", straggler->host}, {"phase", straggler->found.phase}});
+  out.sample(straggler->percent, {{"rank", rank}, {"host", straggler->host}, {"phase", straggler->phase}});
 }
-
-namespace {
-
-net::StatusReply plain(int status, std::string text) {
-  return {.status = status, .type = kPlainText, .body = std::move(text)};
-}
-
-net::StatusReply elsewhere(const Assignment& here) {
-  return plain(404,
-               fmt::format("this is node {}; node 0 serves what is of the whole job\n", here.group_rank));
-}
-
-}  // namespace
 
 StatusPage::StatusPage(boost::asio::io_context& io, net::Listener listener, const Job& job,
                        const Telemetry& telemetry, StatusExchange& exchange, std::string_view version,

@@ -31,7 +31,7 @@ namespace muster::launcher {
 
 /// `here`: of this node. `straggler`: of the job, where this node knows it.
 void put_metrics(MetricsText& out, const Job& job, const AgentStatus& status, const NodeStatus& here,
-                 const std::optional<FoundStraggler>& straggler, std::string_view version);
+                 const std::optional<Straggler>& straggler, std::string_view version);
 
 /// The page (status_page.html, made a string by the build), with "{nonce}" where the nonce of its script and
 /// style belongs.

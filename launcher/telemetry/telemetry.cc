@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -90,7 +89,7 @@ int EventLog::drain() {
 void EventLog::write(std::string_view lines, const Log& log) {
   int error = stuck_ ? drain() : 0;
   if (error != 0 && waiting_.size() + lines.size() > kMostWaiting) {
-    dropped_ += static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
+    dropped_ += static_cast<std::uint64_t>(std::ranges::count(lines, '\n'));
   } else {
     waiting_ += lines;
     error = drain();
@@ -175,12 +174,8 @@ void Telemetry::running(const WorkerGroup& group, const LogDirectory& directory)
   const Instant now = SteadyClock::now();
   std::string lines;  // written at once: on a network file system each write is a round trip
   for (int local_rank = 0; local_rank < job_.local_world_size; ++local_rank) {
-    worker(local_rank) = {WorkerState::kRunning,
-                          group.pid(local_rank),
-                          directory.progress_file(local_rank),
-                          directory.file(local_rank, "stdout.log"),
-                          directory.file(local_rank, "stderr.log"),
-                          now};
+    worker(local_rank) = {WorkerState::kRunning, group.pid(local_rank), directory.progress_file(local_rank),
+                          directory.file(local_rank, "stdout.log"), directory.file(local_rank, "stderr.log")};
     ++status_.starts;
     if (events_ != nullptr)
       lines += event_line("worker_started", job_, status_.assignment, EventTime::now(),

@@ -55,7 +55,6 @@ struct WorkerStatus {
   int pid = 0;           // 0: was not started
   std::string progress;  // the file with its progress
   std::string out, err;  // its log files; they are there with -r or -t
-  Instant started{};
 };
 
 /// What happened on a node, for the status page. A value that nodes send each other.

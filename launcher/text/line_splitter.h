@@ -109,10 +109,28 @@ class TailBuffer {
 
   explicit TailBuffer(std::size_t cap_bytes = kDefaultCap) : cap_bytes_(cap_bytes) {}
 
-  void append(std::string_view bytes);
+  void append(std::string_view bytes) {
+    if (bytes.size() >= cap_bytes_) {
+      bytes_.assign(bytes.substr(bytes.size() - cap_bytes_));
+      return;
+    }
+    if (bytes_.size() + bytes.size() > 2 * cap_bytes_)
+      bytes_.erase(0, bytes_.size() + bytes.size() - cap_bytes_);
+    bytes_.append(bytes);
+  }
 
   /// The last `count` lines, oldest first. The first one lacks its beginning if the cap cut it off.
-  [[nodiscard]] std::vector<std::string> last_lines(std::size_t count) const;
+  [[nodiscard]] std::vector<std::string> last_lines(std::size_t count) const {
+    const std::string_view kept =
+        std::string_view(bytes_).substr(bytes_.size() - std::min(bytes_.size(), cap_bytes_));
+    std::vector<std::string> lines;
+    LineSplitter splitter;
+    const auto keep = [&](std::string_view line) { lines.emplace_back(line); };
+    splitter.feed(kept, keep);
+    splitter.finish(keep);
+    if (lines.size() > count) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(count));
+    return lines;
+  }
 
  private:
   std::size_t cap_bytes_;

@@ -35,6 +35,11 @@ std::string to_ranges(std::span<const int> sorted) {
   return out;
 }
 
+std::string numbered(std::string_view noun, std::vector<int> numbers) {
+  std::ranges::sort(numbers);
+  return fmt::format("{}{} {}", noun, numbers.size() == 1 ? "" : "s", to_ranges(numbers));
+}
+
 std::optional<std::vector<int>> parse_ranges(std::string_view text, int most) {
   std::vector<int> out;
   if (trimmed(text).empty()) return out;
@@ -48,14 +53,14 @@ std::optional<std::vector<int>> parse_ranges(std::string_view text, int most) {
     if (out.size() + static_cast<std::size_t>(*last - *first) >= kMaxNumbers) return std::nullopt;
     for (auto value = *first; value <= *last; ++value) out.push_back(static_cast<int>(value));
   }
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 
 bool StreamSelection::none() const {
-  return others == Std::kNone && std::all_of(by_rank.begin(), by_rank.end(),
-                                             [](const auto& entry) { return entry.second == Std::kNone; });
+  return others == Std::kNone &&
+         std::ranges::all_of(by_rank, [](const auto& entry) { return entry.second == Std::kNone; });
 }
 
 Result<StreamSelection> parse_stream_selection(std::string_view text) {

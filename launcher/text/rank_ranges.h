@@ -18,6 +18,9 @@ namespace muster::launcher {
 /// `sorted`: each once.
 [[nodiscard]] std::string to_ranges(std::span<const int> sorted);
 
+/// "rank 3", "ranks 0-2,5", of `numbers` in any order.
+[[nodiscard]] std::string numbered(std::string_view noun, std::vector<int> numbers);
+
 /// The numbers, sorted, each once; blanks and a newline at the end are allowed, and the empty text is the
 /// empty list. Nothing: not such a list, a number beyond `most`, or more than 65,536 numbers.
 [[nodiscard]] std::optional<std::vector<int>> parse_ranges(std::string_view text, int most = 65'535);

@@ -49,7 +49,7 @@ std::string substitute_local_rank(std::string_view text, int local_rank) {
 }
 
 std::string shell_word(std::string_view word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](unsigned char c) {
+  const bool plain = !word.empty() && std::ranges::all_of(word, [](unsigned char c) {
     return std::isalnum(c) != 0 ||
            std::string_view("-_./:=,+@%").find(static_cast<char>(c)) != std::string_view::npos;
   });

@@ -8,6 +8,11 @@
 
 namespace muster::launcher {
 
+/// A cell that has something in it.
+[[nodiscard]] inline std::string or_dash(std::string text) {
+  return text.empty() ? "-" : text;
+}
+
 /// Left-aligned columns as wide as their longest cell, two blanks between them. `rows` is not empty; each row
 /// has as many cells as the first.
 [[nodiscard]] inline std::string text_table(const std::vector<std::vector<std::string>>& rows) {

@@ -48,10 +48,7 @@ template <class First, class... Rest>
 /// The name of the row that is nearest to `name`; the first of several. `rows` is not empty.
 template <class Rows>
 [[nodiscard]] std::string_view nearest_name(const Rows& rows, std::string_view name) {
-  return std::min_element(rows.begin(), rows.end(),
-                          [&](const auto& a, const auto& b) {
-                            return edit_distance(name, a.name) < edit_distance(name, b.name);
-                          })
+  return std::ranges::min_element(rows, {}, [&](const auto& row) { return edit_distance(name, row.name); })
       ->name;
 }
 

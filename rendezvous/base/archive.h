@@ -166,4 +166,20 @@ class ArchiveReader {
   std::string_view error_;
 };
 
+template <class T>
+[[nodiscard]] std::string to_archive(const T& value) {
+  std::string out;
+  ArchiveWriter{out}(value);
+  return out;
+}
+/// Nothing: the bytes are no such value, or more than one.
+template <class T>
+[[nodiscard]] std::optional<T> from_archive(std::string_view bytes) {
+  std::optional<T> out(std::in_place);
+  ArchiveReader reader(bytes);
+  reader(*out);
+  if (!reader.error().empty() || !reader.at_end()) out.reset();
+  return out;
+}
+
 }  // namespace muster

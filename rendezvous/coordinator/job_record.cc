@@ -108,10 +108,8 @@ void encode(const JobRecord& record, std::string& out) {
 }
 
 std::optional<JobRecord> decode_job(std::string_view bytes) {
-  JobRecord out;
-  ArchiveReader reader(bytes);
-  reader(out);
-  if (!reader.error().empty() || !reader.at_end() || !sensible(out)) return std::nullopt;
+  auto out = from_archive<JobRecord>(bytes);
+  if (out && !sensible(*out)) out.reset();
   return out;
 }
 

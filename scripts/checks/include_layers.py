@@ -27,7 +27,7 @@ FOLDERS = [
     ("launcher/hang", "job output process progress text rendezvous/protocol", "why a job stands still"),
     ("launcher/progress", "text", "what workers say of themselves: files and pages they write"),
     ("launcher/plan", "cli hardware job network process text", "from options to a Job"),
-    ("launcher/output", "cli job network process text rendezvous/net", "the workers' lines: files, terminal, folding"),
+    ("launcher/output", "job network process text rendezvous/net", "the workers' lines: files, terminal, folding"),
     ("launcher/process", "hardware job text", "starting, watching and ending processes"),
     ("launcher/network", "job rendezvous/net", "addresses and names of this host"),
     ("launcher/cli", "job text", "options as a table, and the command line read by it"),

@@ -67,7 +67,7 @@ void integer(const std::string& text) {
 
 void finding(const std::string& text) {
   if (const auto row = launcher::decode_finding<launcher::DoctorRow>(text))
-    check(launcher::decode_finding<launcher::DoctorRow>(launcher::encode_finding(*row)) == *row);
+    check(launcher::decode_finding<launcher::DoctorRow>(to_archive(*row)) == *row);
 }
 
 void counter(const std::string& text) {

@@ -109,7 +109,7 @@ TEST_CASE("what nodes send each other survives the store, and what is no such th
   const DoctorNode node{"n1", std::string(kToken), 4711, {{"10.0.0.1", "eth0"}, {"fd00::1", ""}}};
   DoctorRow row = {{}, works("10.0.0.2", 1500), fails("10.0.0.3", Outcome::kOther)};
   row[2].tried[0].text = "Permission denied";
-  const std::string node_bytes = encode_finding(node), row_bytes = encode_finding(row);
+  const std::string node_bytes = to_archive(node), row_bytes = to_archive(row);
   REQUIRE(decode_finding<DoctorNode>(node_bytes).value() == node);
   REQUIRE(decode_finding<DoctorRow>(row_bytes).value() == row);
   for (std::size_t size = 0; size < row_bytes.size(); ++size)

@@ -198,12 +198,12 @@ TEST_CASE("an agent's figures have dcgm-exporter's names, units and labels, and 
 }
 
 TEST_CASE("the common numbers have a meaning, and a cleanup is no fault") {
-  REQUIRE(meaning_of_xid(79) == "GPU has fallen off the bus");
-  REQUIRE(meaning_of_xid(8) == "the GPU stopped processing");
-  REQUIRE_FALSE(meaning_of_xid(172).empty());
-  for (const int unknown : {-1, 0, 7, 173, 1'000'000}) REQUIRE(meaning_of_xid(unknown).empty());
-  REQUIRE(is_hardware_xid(79));
-  for (const int other : {13, 31, 43, 45, 154, 4711}) REQUIRE_FALSE(is_hardware_xid(other));
+  REQUIRE(meaning_of_xid(79).text == "GPU has fallen off the bus");
+  REQUIRE(meaning_of_xid(8).text == "the GPU stopped processing");
+  REQUIRE_FALSE(meaning_of_xid(172).text.empty());
+  for (const int unknown : {-1, 0, 7, 173, 1'000'000}) REQUIRE(meaning_of_xid(unknown).text.empty());
+  REQUIRE(meaning_of_xid(79).hardware);
+  for (const int other : {13, 31, 43, 45, 154, 4711}) REQUIRE_FALSE(meaning_of_xid(other).hardware);
   REQUIRE(is_cleanup_xid(45));
   REQUIRE_FALSE(is_cleanup_xid(79));
 }

@@ -69,7 +69,7 @@ std::vector<Json> events_in(const std::string& path) {
 }
 
 std::string metrics(const Job& job, const AgentStatus& status, const NodeStatus& here = {},
-                    const std::optional<FoundStraggler>& straggler = {}) {
+                    const std::optional<Straggler>& straggler = {}) {
   MetricsText out;
   put_metrics(out, job, status, here, straggler, "0.1.0");
   return out.take();
@@ -266,8 +266,8 @@ TEST_CASE("metrics name each rank, and leave out what is not known of it") {
 
   status.assignment = example_assignment();
   status.state = AgentState::kRunning;
-  status.workers[0] = {WorkerState::kRunning, 76, "", "", "", {}};
-  status.workers[1] = {WorkerState::kFailed, 77, "", "", "", {}};
+  status.workers[0] = {WorkerState::kRunning, 76, "", "", ""};
+  status.workers[1] = {WorkerState::kFailed, 77, "", "", ""};
   ++status.failures[static_cast<std::size_t>(CauseClass::kHang)];
   NodeStatus here;
   here.ranks.resize(2);
@@ -280,7 +280,7 @@ TEST_CASE("metrics name each rank, and leave out what is not known of it") {
   rank.throughput = 512;
   rank.idle_s = 0.25;
   rank.pace.step_s = 0.125;
-  text = metrics(job, status, here, FoundStraggler{{3, "forward", 0.2, 48}, "node8"});
+  text = metrics(job, status, here, Straggler{3, "node8", "forward", 0.2, 48});
   for (const std::string_view line :
        {"muster_job_generation 5", "muster_job_restarts_used 1", "muster_job_restarts_max 3",
         "muster_job_world_size 4", "muster_workers{state=\"running\"} 1",
