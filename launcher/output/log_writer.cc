@@ -19,7 +19,6 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/net/helper_thread.h"
 
 namespace muster::launcher {
 namespace {
@@ -330,7 +329,7 @@ void LogWriter::replace_writer() {
   channel_.assign(ends[0]);
   const auto ended = std::make_shared<std::promise<void>>();
   thread_ended_ = ended->get_future();
-  net::start_quiet_thread([channel = ends[1], rules = rules_, ended] {
+  start_quiet_thread([channel = ends[1], rules = rules_, ended] {
     const UniqueFd owned(channel);
     WriterLoop(channel, rules).run();
     ended->set_value();

@@ -70,10 +70,6 @@ std::vector<pid_t> list_pids(const std::string& directory) {
   return out;
 }
 
-UniqueFd open_pidfd(pid_t pid) {
-  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
-}
-
 bool send_signal(int pidfd, int signal) {
   return ::syscall(SYS_pidfd_send_signal, pidfd, signal, nullptr, 0U) == 0;
 }

@@ -37,8 +37,6 @@ struct ProcessStat {
 /// The numbers among the names in /proc or in /proc/PID/task.
 [[nodiscard]] std::vector<pid_t> list_pids(const std::string& directory = "/proc");
 
-/// Empty: there is no such process.
-[[nodiscard]] UniqueFd open_pidfd(pid_t pid);
 /// False with errno: it was not sent.
 bool send_signal(int pidfd, int signal);
 /// Until the process has ended. False: not by the deadline.

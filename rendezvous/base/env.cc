@@ -22,6 +22,11 @@ Environment current_environment() {
   return out;
 }
 
+std::optional<std::string> current_value(std::string_view name) {
+  const char* const value = std::getenv(std::string(name).c_str());
+  return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
+}
+
 void wipe_variable(std::string_view name) {
   const std::string key(name);
   if (char* value = std::getenv(key.c_str())) std::fill_n(value, std::strlen(value), '\0');
@@ -42,6 +47,17 @@ Result<std::int64_t> parse_integer(std::string_view name, std::string_view text,
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{}={} is not an integer between {} and {}", name, text, min, max));
   return value;
+}
+
+Result<std::vector<int>> parse_integers(std::string_view name, std::string_view text, int min, int max) {
+  std::vector<int> out;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::string_view number = text.substr(begin, text.find(',', begin) - begin);
+    MUSTER_TRY(const std::int64_t value, parse_integer(name, number, min, max));
+    out.push_back(static_cast<int>(value));
+    begin += number.size() + 1;
+  }
+  return out;
 }
 
 Result<std::int64_t> require_integer(const Environment& environment, std::string_view name, std::int64_t min,

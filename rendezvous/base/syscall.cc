@@ -2,15 +2,15 @@
 #include "rendezvous/base/syscall.h"
 
 #include <algorithm>
+#include <csignal>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
-
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster {
 namespace {
@@ -106,6 +106,24 @@ Result<void> replace_file(const std::string& path, std::string_view text, unsign
   Error error = errno_error(path, errno);
   if (file) ::unlink(draft.c_str());
   return fail(std::move(error));
+}
+
+UniqueFd open_pidfd(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
+}
+
+std::thread start_quiet_thread(std::function<void()> work) {
+  struct Blocked {
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before;
+  };
+  const Blocked blocked;
+  return std::thread(std::move(work));
 }
 
 std::size_t raise_descriptor_limit() {

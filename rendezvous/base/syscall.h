@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// System calls as Results: retry on EINTR, and the error's text with its number's name.
+// System calls as Results: retry on EINTR, and the error's text with its number's name. Threads without
+// signals.
 #pragma once
 
 #include <cerrno>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <sys/types.h>
+#include <thread>
 
 #include <muster/result.h>
+
+#include "rendezvous/base/unique_fd.h"
 
 namespace muster {
 
@@ -39,6 +45,13 @@ auto retry_eintr(Call&& call) {
 /// Makes or replaces a file: who reads it finds the old text or all of the new one. Errors begin with the
 /// path.
 [[nodiscard]] Result<void> replace_file(const std::string& path, std::string_view text, unsigned mode);
+
+/// Readable once the process has ended. Empty: there is none. (glibc 2.36's <sys/pidfd.h> has no C linkage.)
+[[nodiscard]] UniqueFd open_pidfd(pid_t pid);
+
+/// Runs `work` on a thread that blocks all signals: they are for the program's own. Throws
+/// std::system_error.
+[[nodiscard]] std::thread start_quiet_thread(std::function<void()> work);
 
 /// Raises RLIMIT_NOFILE's soft limit to the hard limit; returns the limit in force.
 std::size_t raise_descriptor_limit();

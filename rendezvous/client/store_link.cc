@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -18,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/backoff.h"
+#include "rendezvous/base/resolve.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/text.h"
 
@@ -97,20 +97,13 @@ Result<UniqueFd> connect_one(const addrinfo& address, Instant deadline) {
   return fd;
 }
 
-// Every address of the host once, IPv6 before IPv4 as PyTorch's client does. Name resolution itself is
-// getaddrinfo's and takes the resolver's time.
+// Every address of the host once, IPv6 before IPv4 as PyTorch's client does.
 Result<UniqueFd> connect_to(const std::string& host, std::uint16_t port, Instant deadline) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0)
-    return fail(ErrorCode::kNotFound, "name resolution: " + std::string(::gai_strerror(error)));
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+  const auto found = resolve(host, port, SOCK_STREAM);
+  if (!found) return fail(ErrorCode::kNotFound, fmt::format("name resolution: {}", found.error().message));
   std::optional<Error> failure;
   for (const bool v6 : {true, false}) {
-    for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    for (const addrinfo* at = found->get(); at != nullptr; at = at->ai_next) {
       if ((at->ai_family == AF_INET6) != v6) continue;
       auto fd = connect_one(*at, std::min(deadline, SteadyClock::now() + kConnectSlice));
       if (fd) return fd;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/net/helper_thread.h"
 
-#include <csignal>
 #include <future>
 #include <mutex>
+#include <thread>
 
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
+
+#include "rendezvous/base/syscall.h"
 
 namespace muster::net {
 
@@ -46,20 +48,6 @@ struct HelperThread::State : std::enable_shared_from_this<State> {
     });
   }
 };
-
-std::thread start_quiet_thread(std::function<void()> work) {
-  struct Blocked {
-    Blocked() {
-      sigset_t all;
-      sigfillset(&all);
-      pthread_sigmask(SIG_SETMASK, &all, &before);
-    }
-    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
-    sigset_t before;
-  };
-  const Blocked blocked;
-  return std::thread(std::move(work));
-}
 
 HelperThread::HelperThread(asio::io_context& loop) : state_(std::make_shared<State>(loop)) {}
 

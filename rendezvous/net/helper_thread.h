@@ -8,17 +8,12 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <type_traits>
 #include <utility>
 
 #include <boost/asio/ts/netfwd.hpp>
 
 namespace muster::net {
-
-/// Runs `work` on a thread that blocks all signals: they are for the program's own. Throws
-/// std::system_error.
-[[nodiscard]] std::thread start_quiet_thread(std::function<void()> work);
 
 class HelperThread {
  public:

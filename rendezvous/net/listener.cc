@@ -3,7 +3,6 @@
 
 #include <cerrno>
 #include <fcntl.h>
-#include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -11,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/resolve.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/endpoint.h"
 #include "rendezvous/net/port_owner.h"
@@ -89,21 +89,16 @@ Result<Listener> open_listener(const std::string& host, std::uint16_t port, bool
     return finish(std::move(fd));
   }
 
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0)
+  const auto found = resolve(host, port, SOCK_STREAM, AI_PASSIVE);
+  if (!found)
     return fail(
         ErrorCode::kInvalidArgument,
         fmt::format("The server socket has failed to listen on any local network address. host {}, port: {}: "
                     "{}; give an address or name of this host, or none to listen on every address",
-                    host, port, ::gai_strerror(error)));
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, &::freeaddrinfo);
+                    host, port, found.error().message));
   int error = EADDRNOTAVAIL;
   std::string numeric;
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+  for (const addrinfo* at = found->get(); at != nullptr; at = at->ai_next) {
     error = bind_and_listen(at->ai_addr, at->ai_addrlen, fd);
     if (error == 0) return finish(std::move(fd));
     char text[NI_MAXHOST] = "";

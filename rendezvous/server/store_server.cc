@@ -7,7 +7,7 @@
 #include <muster/store_server.h>
 
 #include "rendezvous/base/log.h"
-#include "rendezvous/net/helper_thread.h"
+#include "rendezvous/base/syscall.h"
 #include "rendezvous/server/server.h"
 
 namespace muster {
@@ -23,7 +23,7 @@ class ThreadServer final : public StoreServer {
     MUSTER_TRY(out->server_, net::Server::listen(out->loop_, server_options, Log("muster-store")));
 
     try {
-      out->thread_ = net::start_quiet_thread([loop = &out->loop_] { loop->run(); });
+      out->thread_ = start_quiet_thread([loop = &out->loop_] { loop->run(); });
     } catch (const std::system_error& error) {
       return fail(ErrorCode::kExhausted, std::string("thread of the store server: ") + error.what());
     }

@@ -169,9 +169,6 @@ Make conversion(DType from, DType to, bool adds) {
     const auto count = static_cast<std::size_t>(settings.elements);
     MUSTER_TRY(void* const source, settings.device->allocate(count * size_of(from)));
     MUSTER_TRY(void* const target, settings.device->allocate(count * size_of(to)));
-    const auto frame = std::make_shared<nn::Frame>();
-    frame->device = settings.device.get();
-    frame->stream = settings.device->stream();
     const Cast cast{.from = source,
                     .to = target,
                     .from_dtype = from,
@@ -180,7 +177,7 @@ Make conversion(DType from, DType to, bool adds) {
                     .count = settings.elements};
     Work work;
     work.bytes = static_cast<double>(count * (size_of(from) + (adds ? 2 : 1) * size_of(to)));
-    work.run = [frame, cast] { nn::cast(*frame, cast); };
+    work.run = [device = settings.device, cast] { nn::cast(*device, cast); };
     return work;
   };
 }

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "worker_runtime/checkpoint/safetensors.h"
+#include "tests/support/safetensors_file.h"
 #include "worker_runtime/checkpoint/step_directory.h"
 
 namespace {

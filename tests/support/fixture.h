@@ -36,7 +36,7 @@ class Fixture {
     INFO("tensor " << name);
     REQUIRE(tensor != nullptr);
     REQUIRE(size_of(tensor->dtype) == sizeof(T));
-    std::vector<T> values(tensor->count());
+    std::vector<T> values(tensor->bytes.size() / sizeof(T));
     std::memcpy(values.data(), tensor->bytes.data(), tensor->bytes.size());
     return values;
   }

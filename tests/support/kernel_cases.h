@@ -104,7 +104,7 @@ inline std::vector<ConvShape> conv_cases() {
 
 /// relu and pooling of `planes` images by windows that do not overlap.
 inline nn::MaxPoolSizes pool_sizes(int planes, int height, int width, int window) {
-  return {{planes, height, width, height / window, width / window, window, window, 0}, true};
+  return {planes, height, width, height / window, width / window, window, window, 0, 1, true};
 }
 
 inline std::vector<nn::MaxPoolSizes> pool_cases() {

@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::safetensors {
@@ -19,8 +20,10 @@ namespace {
 constexpr std::size_t kDataAlignment = 64;
 constexpr std::size_t kLengthBytes = 8;
 
-tl::unexpected<Error> corrupt(const std::string& what) {
-  return fail(ErrorCode::kCorrupt, "not a valid safetensors file: " + what);
+template <class... Args>
+tl::unexpected<Error> corrupt(fmt::format_string<Args...> what, Args&&... args) {
+  return fail(ErrorCode::kCorrupt, "not a valid safetensors file: {}",
+              fmt::format(what, std::forward<Args>(args)...));
 }
 
 /// Bytes of a tensor, or nothing where the product does not fit.
@@ -28,7 +31,7 @@ Result<std::uint64_t> bytes_of(const std::vector<std::int64_t>& shape, DType dty
   std::uint64_t total = size_of(dtype);
   for (const std::int64_t dim : shape)
     if (dim < 0 || __builtin_mul_overflow(total, static_cast<std::uint64_t>(dim), &total))
-      return fail(ErrorCode::kInvalidArgument, "its shape is too large");
+      return invalid("its shape is too large");
   return total;
 }
 
@@ -79,13 +82,13 @@ Result<Header> parse_header(std::string_view text) {
   } catch (const Json::exception& error) {
     if (wrong.empty()) wrong = "it is not JSON: " + std::string(error.what()).substr(0, 160);
   }
-  if (!wrong.empty()) return fail(ErrorCode::kCorrupt, "in its header: " + one_line(wrong));
+  if (!wrong.empty()) return fail(ErrorCode::kCorrupt, "in its header: {}", one_line(wrong));
 
   Header header;
   for (const auto& [name, entry] : json.items()) {
     const auto refuse = [&, &name = name](const std::string& what) {
-      return fail(ErrorCode::kCorrupt,
-                  "in its header, at '" + one_line(name.substr(0, 80)) + "': " + one_line(what));
+      return fail(ErrorCode::kCorrupt, "in its header, at '{}': {}", one_line(name.substr(0, 80)),
+                  one_line(what));
     };
     if (!entry.is_object()) return refuse("it is no object");
     if (name == kMetadataKey) {
@@ -127,19 +130,17 @@ const TensorView* FileView::find(std::string_view name) const {
 }
 
 Result<FileView> parse(std::string_view bytes) {
-  if (bytes.size() < kLengthBytes) return corrupt("it has only " + std::to_string(bytes.size()) + " bytes");
+  if (bytes.size() < kLengthBytes) return corrupt("it has only {} bytes", bytes.size());
   const std::uint64_t header_bytes = little_endian(bytes);
   const std::string_view rest = bytes.substr(kLengthBytes);
   if (header_bytes > kMaxHeaderBytes)
-    return corrupt("a header of " + std::to_string(header_bytes) + " bytes is more than the limit of " +
-                   std::to_string(kMaxHeaderBytes));
+    return corrupt("a header of {} bytes is more than the limit of {}", header_bytes, kMaxHeaderBytes);
   if (header_bytes > rest.size())
-    return corrupt("truncated: the header has " + std::to_string(header_bytes) + " bytes, " +
-                   std::to_string(rest.size()) + " are there");
+    return corrupt("truncated: the header has {} bytes, {} are there", header_bytes, rest.size());
   const std::string_view data = rest.substr(header_bytes);
 
   auto header = parse_header(rest.substr(0, header_bytes));
-  if (!header) return corrupt(header.error().message);
+  if (!header) return corrupt("{}", header.error().message);
   std::sort(header->entries.begin(), header->entries.end(), [](const HeaderEntry& a, const HeaderEntry& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
   });
@@ -148,24 +149,21 @@ Result<FileView> parse(std::string_view bytes) {
   view.metadata = std::move(header->metadata);
   std::uint64_t end = 0;
   for (HeaderEntry& entry : header->entries) {
-    const std::string who = "tensor '" + entry.name + "': ";
-    if (entry.begin > entry.end) return corrupt(who + "its data ends before it begins");
+    const std::string who = "tensor '" + entry.name + "'";
+    if (entry.begin > entry.end) return corrupt("{}: its data ends before it begins", who);
     if (entry.end > data.size())
-      return corrupt(who + "its data ends at byte " + std::to_string(entry.end) + " of " +
-                     std::to_string(data.size()));
-    if (entry.begin < end) return corrupt(who + "its data overlaps another tensor's");
-    if (entry.begin > end) return corrupt(who + "there is a hole in front of its data");
+      return corrupt("{}: its data ends at byte {} of {}", who, entry.end, data.size());
+    if (entry.begin < end) return corrupt("{}: its data overlaps another tensor's", who);
+    if (entry.begin > end) return corrupt("{}: there is a hole in front of its data", who);
     const auto size = bytes_of(entry.shape, entry.dtype);
-    if (!size) return corrupt(who + size.error().message);
+    if (!size) return corrupt("{}: {}", who, size.error().message);
     if (*size != entry.end - entry.begin)
-      return corrupt(who + "its shape needs " + std::to_string(*size) + " bytes, its data has " +
-                     std::to_string(entry.end - entry.begin));
+      return corrupt("{}: its shape needs {} bytes, its data has {}", who, *size, entry.end - entry.begin);
     end = entry.end;
     view.tensors.push_back({std::move(entry.name), entry.dtype, std::move(entry.shape),
                             data.substr(entry.begin, entry.end - entry.begin)});
   }
-  if (end != data.size())
-    return corrupt(std::to_string(data.size() - end) + " bytes at its end belong to no tensor");
+  if (end != data.size()) return corrupt("{} bytes at its end belong to no tensor", data.size() - end);
   return view;
 }
 
@@ -175,12 +173,11 @@ Result<Layout> lay_out(const std::vector<TensorView>& tensors, const Metadata& m
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorView& tensor = tensors[i];
     if (tensor.name == kMetadataKey || !names.insert(tensor.name).second)
-      return fail(ErrorCode::kInvalidArgument, "safetensors: two tensors named '" + tensor.name + "'");
+      return invalid("safetensors: two tensors named '{}'", tensor.name);
     MUSTER_TRY(const std::uint64_t size, bytes_of(tensor.shape, tensor.dtype));
     if (size != tensor.bytes.size())
-      return fail(ErrorCode::kInvalidArgument, "safetensors: tensor '" + tensor.name + "' has " +
-                                                   std::to_string(tensor.bytes.size()) +
-                                                   " bytes, its shape needs " + std::to_string(size));
+      return invalid("safetensors: tensor '{}' has {} bytes, its shape needs {}", tensor.name,
+                     tensor.bytes.size(), size);
     layout.order.push_back(i);
   }
   std::sort(layout.order.begin(), layout.order.end(), [&](std::size_t a, std::size_t b) {
@@ -203,7 +200,7 @@ Result<Layout> lay_out(const std::vector<TensorView>& tensors, const Metadata& m
   try {
     text = json.dump();
   } catch (const nlohmann::json::exception&) {
-    return fail(ErrorCode::kInvalidArgument, "safetensors: a name or metadata value is not UTF-8 text");
+    return invalid("safetensors: a name or metadata value is not UTF-8 text");
   }
   text.append((kDataAlignment - (kLengthBytes + text.size()) % kDataAlignment) % kDataAlignment, ' ');
   for (std::size_t i = 0; i < kLengthBytes; ++i)
@@ -217,13 +214,6 @@ std::vector<std::string_view> pieces_of(const std::vector<TensorView>& tensors, 
   pieces.reserve(1 + layout.order.size());
   for (const std::size_t i : layout.order) pieces.push_back(tensors[i].bytes);
   return pieces;
-}
-
-Result<std::string> serialize(const std::vector<TensorView>& tensors, const Metadata& metadata) {
-  MUSTER_TRY(const Layout layout, lay_out(tensors, metadata));
-  std::string out;
-  for (const std::string_view piece : pieces_of(tensors, layout)) out += piece;
-  return out;
 }
 
 void append_tensors(std::vector<TensorView>& tensors, const std::vector<nn::Parameter>& parameters,
@@ -244,14 +234,13 @@ Result<std::vector<float>> read_arena(const FileView& file, const std::vector<nn
     const std::string name = prefix + parameter.name;
     const TensorView* tensor = file.find(name);
     if (tensor == nullptr)
-      return fail(ErrorCode::kMismatch,
-                  "it has no tensor '" + name + "'; these are the weights of another model");
+      return fail(ErrorCode::kMismatch, "it has no tensor '{}'; these are the weights of another model",
+                  name);
     if (tensor->dtype != DType::kFloat32 || tensor->shape != parameter.shape)
-      return fail(ErrorCode::kMismatch,
-                  "tensor '" + name + "' is " + std::string(to_string(tensor->dtype)) + " " +
-                      shape_text(tensor->shape) + ", the model's is F32 " + shape_text(parameter.shape) +
-                      (tensor->shape == parameter.shape ? "; save it as F32"
-                                                        : "; these are the weights of another model"));
+      return fail(ErrorCode::kMismatch, "tensor '{}' is {} {}, the model's is F32 {}{}", name,
+                  to_string(tensor->dtype), shape_text(tensor->shape), shape_text(parameter.shape),
+                  (tensor->shape == parameter.shape ? "; save it as F32"
+                                                    : "; these are the weights of another model"));
     std::memcpy(arena.data() + parameter.offset, tensor->bytes.data(), tensor->bytes.size());
   }
   return arena;

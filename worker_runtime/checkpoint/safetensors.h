@@ -30,8 +30,6 @@ struct TensorView {
   DType dtype = DType::kFloat32;
   std::vector<std::int64_t> shape;
   std::string_view bytes;  // into the file's bytes; not necessarily aligned
-
-  [[nodiscard]] std::size_t count() const { return bytes.size() / size_of(dtype); }
 };
 
 struct FileView {
@@ -73,9 +71,6 @@ struct Layout {
 /// The file's bytes in order: the header, then the tensors'. Both arguments outlive them.
 [[nodiscard]] std::vector<std::string_view> pieces_of(const std::vector<TensorView>& tensors,
                                                       const Layout& layout);
-
-/// The whole file.
-[[nodiscard]] Result<std::string> serialize(const std::vector<TensorView>& tensors, const Metadata& metadata);
 
 /// Adds a view of each parameter (or buffer) as prefix + name; `arena` outlives them.
 void append_tensors(std::vector<TensorView>& tensors, const std::vector<nn::Parameter>& parameters,

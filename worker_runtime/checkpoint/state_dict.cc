@@ -3,6 +3,7 @@
 
 #include <muster/state_dict.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/checkpoint/safetensors.h"
 #include "worker_runtime/core/atomic_file.h"
@@ -25,7 +26,7 @@ Result<void> load(std::string_view bytes, nn::Model& model) {
     if (!name.ends_with(".num_batches_tracked") && !is_in(model.parameters(), name) &&
         !is_in(model.buffers(), name))
       return fail(ErrorCode::kMismatch,
-                  "its tensor '" + name + "' is none of the model's; these are the weights of another model");
+                  "its tensor '{}' is none of the model's; these are the weights of another model", name);
   model.write_params(params);
   model.write_buffers(buffers);
   return {};

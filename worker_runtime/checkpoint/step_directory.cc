@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/text.h"
 #include "worker_runtime/core/crc32c.h"
@@ -124,8 +125,7 @@ Result<Manifest> parse_manifest(std::string_view text) {
   try {
     const json parsed = parse_json(text);
     if (const int version = parsed.at("version"); version != kVersion)
-      return fail(ErrorCode::kCorrupt, "it is of version " + std::to_string(version) +
-                                           ", this program reads " + std::to_string(kVersion));
+      return fail(ErrorCode::kCorrupt, "it is of version {}, this program reads {}", version, kVersion);
     auto manifest = parsed.get<Manifest>();
     // Byte for byte what this program writes, the CRC-32C included.
     if (to_text(manifest) != text) return fail(ErrorCode::kCorrupt, "it is damaged");
@@ -135,7 +135,7 @@ Result<Manifest> parse_manifest(std::string_view text) {
       return fail(ErrorCode::kCorrupt, "a number is out of range");
     return manifest;
   } catch (const json::exception& error) {
-    return fail(ErrorCode::kCorrupt, "it is damaged: " + one_line(error.what()));
+    return fail(ErrorCode::kCorrupt, "it is damaged: {}", one_line(error.what()));
   }
 }
 
@@ -158,8 +158,7 @@ Result<void> prepare_checkpoints(const std::string& root) {
     return fail(errno_error("make the directory " + root, errno));
   std::error_code error;
   if (!fs::is_directory(root, error))
-    return fail(ErrorCode::kInvalidArgument,
-                root + " is not a directory; checkpoints are written into a directory");
+    return invalid("{} is not a directory; checkpoints are written into a directory", root);
   if (::access(root.c_str(), W_OK | X_OK) != 0)
     return fail(errno_error("the directory " + root + " cannot be written", errno));
   for (fs::directory_iterator at(root, error), end; !error && at != end; at.increment(error))
@@ -209,7 +208,7 @@ Result<StepContents> read_step(const std::string& root, std::int64_t step,
   if (!manifest) return fail(fmt::format("{}/{}", directory, kManifestFile), std::move(manifest).error());
   StepContents contents{*std::move(manifest), {}};
   if (contents.manifest.training.step != step || contents.manifest.files.size() != names.size())
-    return fail(ErrorCode::kCorrupt, directory + ": its state.json is of another step or of other files");
+    return fail(ErrorCode::kCorrupt, "{}: its state.json is of another step or of other files", directory);
   for (const std::string& name : names) {
     const std::string path = fmt::format("{}/{}", directory, name);
     const auto sum = contents.manifest.files.find(name);
@@ -217,10 +216,10 @@ Result<StepContents> read_step(const std::string& root, std::int64_t step,
     const std::uintmax_t size = fs::file_size(path, error);
     if (error) return fail(errno_error(path, error.value()));
     if (sum == contents.manifest.files.end() || sum->second.size_bytes != size || size > kMaxFileBytes)
-      return fail(ErrorCode::kCorrupt, fmt::format("{} has {} bytes, not those of state.json", path, size));
+      return fail(ErrorCode::kCorrupt, "{} has {} bytes, not those of state.json", path, size);
     MUSTER_TRY(std::string bytes, read_file(path, size));
     if (crc32c(bytes) != sum->second.crc32c || bytes.size() != size)
-      return fail(ErrorCode::kCorrupt, path + " is damaged: its CRC-32C is not the one of state.json");
+      return fail(ErrorCode::kCorrupt, "{} is damaged: its CRC-32C is not the one of state.json", path);
     contents.files.emplace(name, std::move(bytes));
   }
   return contents;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/slurm_step.h"
 
 namespace muster {
@@ -35,9 +36,7 @@ Result<Url> parse_url(std::string_view text) {
       const std::string_view pair = query.substr(0, query.find('&'));
       query.remove_prefix(std::min(pair.size() + 1, query.size()));
       const auto equals = pair.find('=');
-      if (equals == std::string_view::npos)
-        return fail(ErrorCode::kInvalidArgument,
-                    fmt::format("init method '{}': '{}' has no '='", text, pair));
+      if (equals == std::string_view::npos) return invalid("init method '{}': '{}' has no '='", text, pair);
       url.query.emplace(pair.substr(0, equals), pair.substr(equals + 1));
     }
   }
@@ -83,11 +82,9 @@ Result<Environment> with_slurm(const Environment& environment) {
   const auto step = read_slurm_step(environment);
   if (!step) {
     if (has_host && has_port) return environment;
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("which rank this Slurm task has is not clear: {}; with RANK=0 and WORLD_SIZE=1 it is "
-                    "alone",
-                    step.error().message));
+    return invalid(
+        "which rank this Slurm task has is not clear: {}; with RANK=0 and WORLD_SIZE=1 it is alone",
+        step.error().message);
   }
   if (!*step || (*step)->num_tasks == 1) return environment;
   const SlurmStep& task = **step;
@@ -102,11 +99,10 @@ Result<Environment> with_slurm(const Environment& environment) {
   if (!has_host) {
     const auto head = task.het_job ? std::nullopt : step_head(task);
     if (!head)
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("task {} of {} of Slurm's step {} does not know which node has rank 0 (srun -m "
-                              "arbitrary, a heterogeneous job); export MASTER_ADDR, or run: srun ... muster "
-                              "--exec --master-addr=HOST PROGRAM",
-                              task.task, task.num_tasks, task.id()));
+      return invalid(
+          "task {} of {} of Slurm's step {} does not know which node has rank 0 (srun -m arbitrary, a "
+          "heterogeneous job); export MASTER_ADDR, or run: srun ... muster --exec --master-addr=HOST PROGRAM",
+          task.task, task.num_tasks, task.id());
     set(env::kMasterAddr, *head);
     out.erase(std::string(env::kUseAgentStore));
   }
@@ -159,11 +155,10 @@ Result<void> read_env_store(const Environment& environment, Placement& out) {
   if (!host && !port && out.world_size == 1) return {};
   for (const std::string_view name : {env::kMasterAddr, env::kMasterPort})
     if (!value_of(environment, name))
-      return fail(
-          ErrorCode::kInvalidArgument,
-          fmt::format("environment variable {} is not set, but {} ranks have to find each other; start the "
-                      "program with muster or torchrun, or export it before srun",
-                      name, out.world_size));
+      return invalid(
+          "environment variable {} is not set, but {} ranks have to find each other; start the program with "
+          "muster or torchrun, or export it before srun",
+          name, out.world_size);
   out.store = Placement::StoreKind::kTcp;
   out.host = *host;
   MUSTER_OK(read_port(env::kMasterPort, *port, out));

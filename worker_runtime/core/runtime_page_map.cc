@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -17,6 +16,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/syscall.h"
 
@@ -61,8 +61,8 @@ UniqueFd open_page_file(const std::string& path, std::size_t size_bytes) {
 }
 
 std::shared_ptr<RuntimePageMap> RuntimePageMap::open() {
-  const char* const path = std::getenv(std::string(env::kProgressFile).c_str());
-  return path == nullptr || *path == '\0' ? nullptr : open(path);
+  const auto path = current_value(env::kProgressFile);
+  return path ? open(*path) : nullptr;
 }
 
 std::shared_ptr<RuntimePageMap> RuntimePageMap::open(std::string_view progress_file) {

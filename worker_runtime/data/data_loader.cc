@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -14,16 +13,14 @@
 
 #include <muster/data_loader.h>
 
+#include "rendezvous/base/fail.h"
+#include "rendezvous/base/syscall.h"
 #include "worker_runtime/device/device.h"
 
 namespace muster {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-tl::unexpected<Error> invalid_loader(const std::string& what) {
-  return fail(ErrorCode::kInvalidArgument, "data loader: " + what);
-}
 
 /// The first thing in a batch that went wrong.
 struct SampleFailure {
@@ -66,20 +63,14 @@ class ThreadedLoader final : public DataLoader {
     for (BatchSlot& slot : slots_) MUSTER_OK(allocate(slot));
     sampler_->set_epoch(epoch_);
     chunk_ = std::max(1, options_.batch_size / std::max(1, 4 * options_.num_workers));
-    // Signals are the program's own threads' business.
-    sigset_t all, before;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    Result<void> started;
     try {
       workers_.reserve(static_cast<std::size_t>(options_.num_workers));
-      for (int i = 0; i < options_.num_workers; ++i) workers_.emplace_back([this] { work(); });
+      for (int i = 0; i < options_.num_workers; ++i)
+        workers_.push_back(start_quiet_thread([this] { work(); }));
     } catch (const std::system_error& e) {
-      started =
-          fail(ErrorCode::kExhausted, std::string("data loader: cannot start a worker thread: ") + e.what());
+      return fail(ErrorCode::kExhausted, "data loader: cannot start a worker thread: {}", e.what());
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return started;
+    return {};
   }
 
   Result<const Batch*> next() override {
@@ -118,8 +109,9 @@ class ThreadedLoader final : public DataLoader {
       slot.inputs.reset(new (std::nothrow) std::byte[bytes]);
     }
     if (slot.inputs == nullptr)
-      return fail(ErrorCode::kExhausted, "data loader: no memory for a batch of " + std::to_string(bytes) +
-                                             " bytes; try smaller batches or a lower prefetch");
+      return fail(ErrorCode::kExhausted,
+                  "data loader: no memory for a batch of {} bytes; try smaller batches or a lower prefetch",
+                  bytes);
     slot.labels.resize(static_cast<std::size_t>(options_.batch_size));
     Tensor& inputs = slot.batch.inputs;
     inputs.data = slot.inputs.get();
@@ -178,8 +170,7 @@ class ThreadedLoader final : public DataLoader {
     indices_ = sampler_->indices();
     for (const std::int32_t index : indices_)
       if (index < 0 || index >= source_.size)
-        return invalid_loader("the sampler names sample " + std::to_string(index) + " of a data set of " +
-                              std::to_string(source_.size));
+        return invalid("data loader: the sampler names sample {} of a data set of {}", index, source_.size);
     batches_ = batches_of(static_cast<std::int64_t>(indices_.size()));
     samples_ = std::min(static_cast<std::int64_t>(indices_.size()), batches_ * options_.batch_size);
     claimed_ = delivered_ = limit_ = 0;
@@ -230,7 +221,7 @@ class ThreadedLoader final : public DataLoader {
       try {
         got = source_.get(index, sample);
       } catch (const std::exception& e) {
-        got = fail(ErrorCode::kFailed, std::string("the data set threw: ") + e.what());
+        got = fail(ErrorCode::kFailed, "the data set threw: {}", e.what());
       } catch (...) {
         got = fail(ErrorCode::kFailed, "the data set threw something that is no std::exception");
       }
@@ -293,24 +284,22 @@ class ThreadedLoader final : public DataLoader {
 
 Result<std::unique_ptr<DataLoader>> DataLoader::create(Source source, std::unique_ptr<Sampler> sampler,
                                                        const DataLoaderOptions& options) {
-  if (options.batch_size < 1) return invalid_loader("a batch size of " + std::to_string(options.batch_size));
+  if (options.batch_size < 1) return invalid("data loader: a batch size of {}", options.batch_size);
   if (options.num_workers < 0 || options.num_workers > 1024)
-    return invalid_loader(std::to_string(options.num_workers) + " workers; 0 to 1024 are possible");
+    return invalid("data loader: {} workers; 0 to 1024 are possible", options.num_workers);
   if (options.prefetch < 1 || options.prefetch > 1024)
-    return invalid_loader("a prefetch of " + std::to_string(options.prefetch) +
-                          " batches; 1 to 1024 are possible");
+    return invalid("data loader: a prefetch of {} batches; 1 to 1024 are possible", options.prefetch);
   if (source.size < 0 || source.size > INT32_MAX)
-    return invalid_loader("a data set of " + std::to_string(source.size) + " samples");
+    return invalid("data loader: a data set of {} samples", source.size);
   const SampleLayout& layout = source.layout;
   if (layout.dtype != DType::kFloat32 && layout.dtype != DType::kUInt8)
-    return invalid_loader("samples of type " + std::string(to_string(layout.dtype)) +
-                          "; F32 and U8 are possible");
+    return invalid("data loader: samples of type {}; F32 and U8 are possible", to_string(layout.dtype));
   double bytes = static_cast<double>(options.batch_size) * static_cast<double>(size_of(layout.dtype));
   for (const int dim : layout.shape) bytes *= dim;
   if ((source.size > 0 && layout.shape.empty()) || layout.shape.size() > 3 ||
       std::any_of(layout.shape.begin(), layout.shape.end(), [](int dim) { return dim < 1; }) ||
       bytes > 0x1p40)
-    return invalid_loader("samples have 1 to 3 dimensions, each at least 1, and a batch below 1 TiB");
+    return invalid("data loader: samples have 1 to 3 dimensions, each at least 1, and a batch below 1 TiB");
   auto loader = std::make_unique<ThreadedLoader>(std::move(source), std::move(sampler), options);
   MUSTER_OK(loader->start());
   return loader;
@@ -318,8 +307,8 @@ Result<std::unique_ptr<DataLoader>> DataLoader::create(Source source, std::uniqu
 
 Result<void> DataLoader::store(const Sample& sample, const SampleLayout& layout, SampleSlot& slot) {
   if (sample.input.size() != static_cast<std::size_t>(layout.shape.front()))
-    return fail(ErrorCode::kMismatch, "it has " + std::to_string(sample.input.size()) +
-                                          " values, sample 0 had " + std::to_string(layout.shape.front()));
+    return fail(ErrorCode::kMismatch, "it has {} values, sample 0 had {}", sample.input.size(),
+                layout.shape.front());
   std::memcpy(slot.input, sample.input.data(), sample.input.size() * sizeof(float));
   *slot.label = sample.label;
   return {};

@@ -9,6 +9,7 @@
 
 #include <muster/datasets.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/data/idx_reader.h"
 #include "worker_runtime/device/device.h"
@@ -21,26 +22,26 @@ Result<std::string> find_file(const std::string& directory, const std::string& n
   for (const std::string& path : {plain, plain + ".gz"})
     if (::access(path.c_str(), F_OK) == 0) return path;
   return fail(ErrorCode::kNotFound,
-              "data directory " + directory + " has neither " + name + " nor " + name +
-                  ".gz; install dataset-fashion-mnist or name its directory with --data");
+              "data directory {} has neither {} nor {}.gz; install dataset-fashion-mnist or name its "
+              "directory with --data",
+              directory, name, name);
 }
 
 /// Records of a label and red, green and blue planes.
 Result<void> parse_cifar10(const std::string& name, std::string_view bytes, std::size_t elements,
                            ImageDataset& dataset) {
   if (bytes.empty() || bytes.size() % (1 + elements) != 0)
-    return fail(ErrorCode::kCorrupt, name + ": " + std::to_string(bytes.size()) +
-                                         " bytes are no multiple of " + std::to_string(1 + elements) +
-                                         ", as a CIFAR-10 batch of the binary version is");
+    return fail(ErrorCode::kCorrupt,
+                "{}: {} bytes are no multiple of {}, as a CIFAR-10 batch of the binary version is", name,
+                bytes.size(), 1 + elements);
   const std::size_t records = bytes.size() / (1 + elements);
   dataset.labels.reserve(dataset.labels.size() + records);
   dataset.images.reserve(dataset.images.size() + records * elements);
   for (std::size_t i = 0; i < records; ++i, bytes.remove_prefix(1 + elements)) {
     const auto label = static_cast<std::uint8_t>(bytes.front());
     if (label >= dataset.classes)
-      return fail(ErrorCode::kCorrupt, name + ": label " + std::to_string(label) + " of image " +
-                                           std::to_string(i) + " is not below " +
-                                           std::to_string(dataset.classes));
+      return fail(ErrorCode::kCorrupt, "{}: label {} of image {} is not below {}", name, label, i,
+                  dataset.classes);
     dataset.labels.push_back(label);
     dataset.images.insert(dataset.images.end(), bytes.begin() + 1,
                           bytes.begin() + 1 + static_cast<std::ptrdiff_t>(elements));
@@ -54,20 +55,18 @@ Result<ImageDataset> load_idx_dataset(const std::string& images_path, const std:
                                       int classes) {
   MUSTER_TRY(IdxArray images, read_idx_file(images_path));
   if (images.dims.size() != 3)
-    return fail(ErrorCode::kCorrupt, images_path + ": has " + std::to_string(images.dims.size()) +
-                                         " dimensions, images have 3 (number, height, width)");
+    return fail(ErrorCode::kCorrupt, "{}: has {} dimensions, images have 3 (number, height, width)",
+                images_path, images.dims.size());
   MUSTER_TRY(IdxArray labels, read_idx_file(labels_path));
   if (labels.dims.size() != 1)
-    return fail(ErrorCode::kCorrupt,
-                labels_path + ": has " + std::to_string(labels.dims.size()) + " dimensions, labels have 1");
+    return fail(ErrorCode::kCorrupt, "{}: has {} dimensions, labels have 1", labels_path, labels.dims.size());
   if (images.dims[0] != labels.dims[0])
-    return fail(ErrorCode::kCorrupt, images_path + " has " + std::to_string(images.dims[0]) + " images but " +
-                                         labels_path + " has " + std::to_string(labels.dims[0]) + " labels");
+    return fail(ErrorCode::kCorrupt, "{} has {} images but {} has {} labels", images_path, images.dims[0],
+                labels_path, labels.dims[0]);
   const auto largest = std::max_element(labels.data.begin(), labels.data.end());
   if (*largest >= classes)
-    return fail(ErrorCode::kCorrupt, labels_path + ": label " + std::to_string(*largest) + " at position " +
-                                         std::to_string(largest - labels.data.begin()) + " is not below " +
-                                         std::to_string(classes));
+    return fail(ErrorCode::kCorrupt, "{}: label {} at position {} is not below {}", labels_path, *largest,
+                largest - labels.data.begin(), classes);
   ImageDataset dataset;
   // Below kMaxIdxBytes: each fits an int.
   dataset.height = static_cast<int>(images.dims[1]);

@@ -8,8 +8,9 @@
 #include <cstring>
 #include <jpeglib.h>
 #include <png.h>
-#include <string>
 #include <vector>
+
+#include "rendezvous/base/fail.h"
 
 namespace muster {
 namespace {
@@ -166,9 +167,8 @@ Result<ImageSize> image_size(Bytes bytes) {
   }
   if (size.width < 1 || size.height < 1 || size.width > 65535 || size.height > 65535 ||
       std::int64_t{size.width} * size.height > kMaxPixels)
-    return fail(ErrorCode::kCorrupt,
-                "it would have " + std::to_string(size.width) + "x" + std::to_string(size.height) +
-                    " pixels; sides are 1 to 65535, pixels at most " + std::to_string(kMaxPixels));
+    return fail(ErrorCode::kCorrupt, "it would have {}x{} pixels; sides are 1 to 65535, pixels at most {}",
+                size.width, size.height, kMaxPixels);
   return size;
 }
 

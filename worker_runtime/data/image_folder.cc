@@ -7,6 +7,7 @@
 
 #include <muster/datasets.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/data/image_decoder.h"
 #include "worker_runtime/data/resample.h"
@@ -42,8 +43,7 @@ Result<void> make_image(Bytes bytes, const ImageFolderOptions& options, SampleGe
   options.transform.plan(size.width, size.height, random, steps);
   for (const Step& step : steps)  // a strip, resized by its shorter side
     if (std::int64_t{step.width} * step.height > std::int64_t{1} << 28U)
-      return fail(ErrorCode::kCorrupt, "it would be resized to " + std::to_string(step.width) + "x" +
-                                           std::to_string(step.height) + " pixels");
+      return fail(ErrorCode::kCorrupt, "it would be resized to {}x{} pixels", step.width, step.height);
   std::span<const Step> rest = steps;
   Window part{0, 0, size.width, size.height};
   const auto is_inside = [&](const Step& s) {
@@ -87,7 +87,7 @@ Result<ImageFolder> ImageFolder::create(const std::string& root, const ImageFold
     if (is_folder) made.classes_.emplace_back(name);
   }));
   if (made.classes_.empty())
-    return fail(ErrorCode::kNotFound, "image folder " + root + ": has no folder for a class");
+    return fail(ErrorCode::kNotFound, "image folder {}: has no folder for a class", root);
   std::sort(made.classes_.begin(), made.classes_.end());
   for (std::size_t i = 0; i < made.classes_.size(); ++i)
     MUSTER_OK(made.list_class(root + "/" + made.classes_[i], static_cast<std::int32_t>(i)));
@@ -114,10 +114,10 @@ Result<void> ImageFolder::list_class(const std::string& folder, std::int32_t lab
     }));
     folders_.push_back(here);
     if (names_.size() > UINT32_MAX / 2 || files_.size() > INT32_MAX)
-      return fail(ErrorCode::kExhausted, "image folder " + folder + ": too many files");
+      return fail(ErrorCode::kExhausted, "image folder {}: too many files", folder);
   }
   if (files_.size() == first)
-    return fail(ErrorCode::kNotFound, "image folder " + folder + ": a class without images; remove it");
+    return fail(ErrorCode::kNotFound, "image folder {}: a class without images; remove it", folder);
   std::sort(files_.begin() + static_cast<std::ptrdiff_t>(first), files_.end(),
             [&](const File& a, const File& b) {
               if (a.folder != b.folder) return folders_[a.folder] < folders_[b.folder];

@@ -8,9 +8,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker_runtime/data/resample.cc"
-// foreach_target.h compiles this file again for each target and has to come first.
 // clang-format off
-#include <hwy/foreach_target.h>
+#include <hwy/foreach_target.h>  // first: compiles this file again for each target
 #include <hwy/highway.h>
 // clang-format on
 

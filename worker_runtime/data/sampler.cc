@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <numeric>
-#include <string>
 
 #include <muster/sampler.h>
+
+#include "rendezvous/base/fail.h"
 
 namespace muster {
 namespace {
@@ -28,21 +29,17 @@ Result<DistributedSampler> DistributedSampler::create(const SamplerOptions& opti
   const std::int32_t n = options.num_samples;
   const std::int32_t world = options.world_size;
   if (world < 1 || options.rank < 0 || options.rank >= world)
-    return fail(ErrorCode::kInvalidArgument, "sampler: rank " + std::to_string(options.rank) +
-                                                 " is not in a world of " + std::to_string(world));
+    return invalid("sampler: rank {} is not in a world of {}", options.rank, world);
   if (n < 1 || n > Generator::kMaxPermutation)
-    return fail(ErrorCode::kInvalidArgument,
-                "sampler: a data set of " + std::to_string(n) + " samples; 1 to " +
-                    std::to_string(Generator::kMaxPermutation) + " are supported");
+    return invalid("sampler: a data set of {} samples; 1 to {} are supported", n, Generator::kMaxPermutation);
   // Padded to a multiple of the world the order must still fit 32 bits; the limit above leaves room for it.
-  if (world > Generator::kMaxPermutation)
-    return fail(ErrorCode::kInvalidArgument, "sampler: a world of " + std::to_string(world) + " ranks");
+  if (world > Generator::kMaxPermutation) return invalid("sampler: a world of {} ranks", world);
   if (const int shards = options.logical_shards; shards != 0) {
     if (shards < 1 || shards % world != 0 || options.batch_size < 1)
-      return fail(ErrorCode::kInvalidArgument, "sampler: " + std::to_string(shards) + " logical shards for " +
-                                                   std::to_string(world) + " ranks and batches of " +
-                                                   std::to_string(options.batch_size) +
-                                                   "; the ranks must divide them, and a batch have a sample");
+      return invalid(
+          "sampler: {} logical shards for {} ranks and batches of {}; the ranks must divide them, and a "
+          "batch have a sample",
+          shards, world, options.batch_size);
   }
   return DistributedSampler(options);
 }
@@ -51,9 +48,8 @@ Result<void> DistributedSampler::start_at(std::int64_t trained) {
   const std::int64_t step =
       options_.logical_shards == 0 ? 1 : std::int64_t{options_.logical_shards} * options_.batch_size;
   if (trained < 0 || trained > options_.num_samples || trained % step != 0)
-    return fail(ErrorCode::kInvalidArgument,
-                "sampler: " + std::to_string(trained) + " of " + std::to_string(options_.num_samples) +
-                    " samples are used up; these are no steps of " + std::to_string(step));
+    return invalid("sampler: {} of {} samples are used up; these are no steps of {}", trained,
+                   options_.num_samples, step);
   trained_ = static_cast<std::int32_t>(trained);
   begun_epoch_ = epoch();
   return {};

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <string>
 
 #include <muster/transforms.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/data/resample.h"
 
 namespace muster::transforms {
@@ -103,12 +103,11 @@ Result<void> Compose::check() const {
   bool in_tensor = false;
   for (const Transform& t : transforms_) {
     if (const char* const text = problem(t, in_tensor); text != nullptr)
-      return fail(ErrorCode::kInvalidArgument, std::string("transforms: ") + text);
+      return invalid("transforms: {}", text);
     in_tensor = in_tensor || t.kind == Kind::kToTensor;
   }
   if (size().second == 0)
-    return fail(
-        ErrorCode::kInvalidArgument,
+    return invalid(
         "transforms: images of a batch would differ in size; end with CenterCrop, RandomResizedCrop or "
         "Resize(height, width)");
   return {};

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/device/plan_cache.h"
 
-#include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
+#include <climits>
+#include <nlohmann/json.hpp>
+
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/core/atomic_file.h"
 
 namespace muster {
 namespace {
 
-constexpr std::string_view kFirstLine = "muster plans 1\n";
+constexpr const char* kPlans = "muster plans 1";  // what of another name, or version, is passed over
 
 PlanCache::Entries read_entries(const std::string& path) {
   const auto text = path.empty() ? Result<std::string>() : read_file(path, PlanCache::kMaxBytes);
@@ -41,36 +43,26 @@ void PlanCache::store(const std::string& key, int choice) {
 }
 
 PlanCache::Entries PlanCache::parse(std::string_view text) {
+  const auto json = nlohmann::json::parse(text.begin(), text.end(), nullptr, false);
+  const auto plans = json.is_object() ? json.find(kPlans) : json.end();
   Entries entries;
-  if (!text.starts_with(kFirstLine)) return entries;
-  text.remove_prefix(kFirstLine.size());
-  for (auto end = text.find('\n'); end != std::string_view::npos; end = text.find('\n')) {
-    const std::string_view line = text.substr(0, end);
-    text.remove_prefix(end + 1);
-    const auto tab = line.find('\t');
-    if (tab == std::string_view::npos || tab == 0) continue;
-    int choice = -1;
-    const auto [stop, code] = std::from_chars(line.data() + tab + 1, line.data() + line.size(), choice);
-    if (code == std::errc() && stop == line.data() + line.size() && choice >= 0)
-      entries[std::string(line.substr(0, tab))] = choice;
-  }
+  if (plans == json.end() || !plans->is_object()) return entries;
+  for (const auto& [key, choice] : plans->items())
+    if (choice.is_number_unsigned() && choice.get<std::uint64_t>() <= std::uint64_t{INT_MAX})
+      entries[key] = choice;
   return entries;
 }
 
 std::string PlanCache::serialize(const Entries& entries) {
-  std::string text(kFirstLine);
-  for (const auto& [key, choice] : entries) text += key + "\t" + std::to_string(choice) + "\n";
-  return text;
+  const nlohmann::json json{{kPlans, entries}};
+  return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
 std::string PlanCache::default_path() {
-  const auto folder = [](const char* name) -> std::string {
-    const char* const value = std::getenv(name);
-    return value != nullptr && *value == '/' ? value : "";
-  };
-  if (const std::string cache = folder("XDG_CACHE_HOME"); !cache.empty()) return cache + "/muster/plans";
-  const std::string home = folder("HOME");
-  return home.empty() ? "" : home + "/.cache/muster/plans";
+  for (const auto& [name, place] :
+       {std::pair("XDG_CACHE_HOME", "/muster/plans"), {"HOME", "/.cache/muster/plans"}})
+    if (const auto folder = current_value(name); folder && folder->starts_with('/')) return *folder + place;
+  return "";
 }
 
 std::optional<int> fastest(std::span<const float> milliseconds) {

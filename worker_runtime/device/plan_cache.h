@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // PlanCache: which of a library's plans was the fastest, by device, library version, shape and type, in a
-// file of one line each: "key<TAB>number". Read once, written whole after each new choice, together with what
-// other processes have written meanwhile. A file that is no such file, or is too large, counts as empty. Used
-// by a device's thread. Failure to write costs the choice in the next run, nothing else.
+// JSON file. Read once, written whole after each new choice, together with what other processes have written
+// meanwhile. A file that is no such file, or is too large, counts as empty. Used by a device's thread.
+// Failure to write costs the choice in the next run, nothing else.
 #pragma once
 
 #include <cstddef>

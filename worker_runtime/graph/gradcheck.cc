@@ -5,17 +5,10 @@
 
 #include <muster/gradcheck.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 
 namespace muster::nn {
-namespace {
-
-std::size_t count_of(const Shape& shape, int batch) {
-  return static_cast<std::size_t>(
-      std::accumulate(shape.begin(), shape.end(), std::int64_t{batch}, std::multiplies<>()));
-}
-
-}  // namespace
 
 Result<void> gradcheck(const Compute& compute, const Shape& input, const std::function<Value(Value)>& build,
                        const GradcheckOptions& options) {
@@ -26,8 +19,10 @@ Result<void> gradcheck(const Compute& compute, const Shape& input, const std::fu
   model.initialize(generator);
   MUSTER_OK(model.allocate(compute));
   MUSTER_TRY(Plan* const plan, model.plan(options.batch, Mode::kTraining));
-  std::vector<float> x(count_of(input, options.batch));
-  std::vector<float> weights(count_of(model.output_shape(), options.batch)), y(weights.size());
+  const auto zeros = [&](const Shape& shape) {
+    return std::vector<float>(static_cast<std::size_t>(elements_of(shape, options.batch)));
+  };
+  std::vector<float> x = zeros(input), weights = zeros(model.output_shape()), y(weights.size());
   generator.uniform(x, -1, 1);
   generator.uniform(weights, -1, 1);
   std::vector<float> params = model.read_params();
@@ -64,9 +59,8 @@ Result<void> gradcheck(const Compute& compute, const Shape& input, const std::fu
       values[i] = old;
       upload();
       if (!(std::abs(numeric - static_cast<double>(gradients[i])) <= options.tolerance * scale))
-        return fail(ErrorCode::kMismatch, "gradcheck: " + name + "[" + std::to_string(i) +
-                                              "]: backward says " + std::to_string(gradients[i]) +
-                                              ", central differences " + std::to_string(numeric));
+        return fail(ErrorCode::kMismatch, "gradcheck: {}[{}]: backward says {}, central differences {}", name,
+                    i, gradients[i], numeric);
     }
     return {};
   };

@@ -3,14 +3,13 @@
 // and their life on a device.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <numbers>
-#include <numeric>
 #include <set>
 
 #include <muster/check.h>
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/core/sha256.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/batch_norm/batch_norm.h"
@@ -26,11 +25,6 @@ Init uniform_within(double bound) {
   return [bound](Generator& generator, std::span<float> out) {
     generator.uniform(out, static_cast<float>(-bound), static_cast<float>(bound));
   };
-}
-
-std::size_t count_of(const std::vector<std::int64_t>& shape) {
-  return static_cast<std::size_t>(
-      std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
 }
 
 /// What does the work of both, the second of which is the only one to read the first's output; or nullptr.
@@ -143,8 +137,7 @@ Result<Model> Model::create(Graph& graph, Value output, const ModelOptions& opti
   MUSTER_CHECK(output.graph_ == &graph, "a model of another graph's value");
   if (options.autocast != DType::kFloat32 && options.autocast != DType::kBFloat16 &&
       options.autocast != DType::kFloat16)
-    return fail(ErrorCode::kInvalidArgument,
-                "autocast to " + std::string(to_string(options.autocast)) + "; it takes F32, BF16 or F16");
+    return invalid("autocast to {}; it takes F32, BF16 or F16", to_string(options.autocast));
   if (options.fuse) fuse(graph, output.index_);
   Model model;
   model.output_ = output.index_;
@@ -156,10 +149,9 @@ Result<Model> Model::create(Graph& graph, Value output, const ModelOptions& opti
     Parameter made{node.name + "." + std::string(suffix),         std::move(shape), std::move(init),
                    static_cast<int>(&node - graph.nodes_.data()), elements,         0};
     if (!names.insert(made.name).second)
-      return fail(ErrorCode::kInvalidArgument,
-                  operation_text(static_cast<std::size_t>(made.operation), node.name) +
-                      ": there is a parameter '" + made.name + "' already; name each operation differently");
-    made.count = count_of(made.shape);
+      return invalid("{}: there is a parameter '{}' already; name each operation differently",
+                     operation_text(static_cast<std::size_t>(made.operation), node.name), made.name);
+    made.count = static_cast<std::size_t>(elements_of(made.shape));
     elements += (made.count + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
     list.push_back(std::move(made));
     return {};
@@ -185,10 +177,10 @@ Result<Model> Model::create(Graph& graph, Value output, const ModelOptions& opti
     trains = trains || (node.operation != nullptr && !node.operation->parameters().empty());
   }
   if (!trains)
-    return fail(ErrorCode::kInvalidArgument,
-                "the model's output " + to_text(graph.shapes_[static_cast<std::size_t>(output.index_)]) +
-                    " depends on no parameter, so no loss of it can train one; make the model of the value "
-                    "that the last layer returns");
+    return invalid(
+        "the model's output {} depends on no parameter, so no loss of it can train one; make the model of "
+        "the value that the last layer returns",
+        to_text(graph.shapes_[static_cast<std::size_t>(output.index_)]));
   model.nodes_ = std::move(graph.nodes_);
   model.shapes_ = std::move(graph.shapes_);
   model.host_params_.assign(model.arena_elements_, 0.0F);
@@ -255,13 +247,10 @@ Result<void> Model::allocate(const Compute& compute, float* gradient_arena) {
 
 void Model::round_params() const {
   if (half_params_ == nullptr) return;
-  Frame frame;
-  frame.device = compute_.get();
-  frame.stream = compute_->stream();
-  cast(frame, {.from = params_,
-               .to = half_params_,
-               .to_dtype = autocast_,
-               .count = static_cast<std::int64_t>(arena_elements_)});
+  cast(*compute_, {.from = params_,
+                   .to = half_params_,
+                   .to_dtype = autocast_,
+                   .count = static_cast<std::int64_t>(arena_elements_)});
 }
 
 std::vector<float> Model::read(const float* arena, std::size_t elements,

@@ -8,6 +8,7 @@
 #include <muster/check.h>
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/tracer.h"
 #include "worker_runtime/graph/memory_plan.h"
 #include "worker_runtime/ops/cast/cast.h"
@@ -103,12 +104,9 @@ class Model::PlanBuilder {
   bool has_backward(int i) const { return operation(i) != nullptr && has_gradient(i + 1); }
   int backward_time(int i) const { return 2 * n_ - i; }
   int time_of_producer(int value) const { return value == 0 ? end_ : backward_time(value - 1); }
-  std::int64_t elements_of(int value) const {
-    const Shape& shape = at(model_.shapes_, value);
-    return std::accumulate(shape.begin(), shape.end(), std::int64_t{batch_}, std::multiplies<>());
-  }
+  std::int64_t elements_in(int value) const { return elements_of(at(model_.shapes_, value), batch_); }
   std::size_t bytes_of(int value) const {
-    return static_cast<std::size_t>(elements_of(value)) * size_of(at(kept_in_, value).dtype);
+    return static_cast<std::size_t>(elements_in(value)) * size_of(at(kept_in_, value).dtype);
   }
 
   /// The operations that have a gradient to compute: those behind a parameter on whose output the loss
@@ -246,7 +244,7 @@ class Model::PlanBuilder {
            (reads && at(rounded_to_, i) != kF32);
   }
   std::size_t copy_bytes(int i, int value) const {
-    return aligned(static_cast<std::size_t>(elements_of(value)) * size_of(at(computed_in_, i).dtype));
+    return aligned(static_cast<std::size_t>(elements_in(value)) * size_of(at(computed_in_, i).dtype));
   }
   bool rounds_parameters(int i) const {
     return at(rounded_to_, i) != kF32 && operation(i)->autocast() == Autocast::kLower;
@@ -276,8 +274,7 @@ class Model::PlanBuilder {
     if (backward && is_copied(i, i + 1, true)) bytes += copy_bytes(i, i + 1);
     if (rounds_parameters(i))
       for (const ParameterSpec& spec : operation(i)->parameters())
-        bytes += float_bytes(
-            std::accumulate(spec.shape.begin(), spec.shape.end(), std::int64_t{1}, std::multiplies<>()));
+        bytes += float_bytes(elements_of(spec.shape));
     return bytes;
   }
 
@@ -339,7 +336,7 @@ class Model::PlanBuilder {
         if (const int into = at(sum_of_, i)[k]; into != kNever) {
           const DType dtype = at(kept_in_, inputs(i)[k]).dtype;
           step.after_backward.push_back(
-              {place(at(dx_of_, i)[k]), place(into), dtype, dtype, kF32, true, 1, elements_of(inputs(i)[k])});
+              {place(at(dx_of_, i)[k]), place(into), dtype, dtype, kF32, true, 1, elements_in(inputs(i)[k])});
         }
       step.has_backward = has_backward(i) && (step.operation != nullptr || !step.after_backward.empty());
       if (step.has_backward) plan->first_operation_ = std::min(plan->first_operation_, i);
@@ -450,9 +447,7 @@ class Model::PlanBuilder {
 
 Result<Plan*> Model::plan(int batch, Mode mode) {
   MUSTER_CHECK(params_ != nullptr, "plan() before allocate()");
-  if (batch < 1)
-    return fail(ErrorCode::kInvalidArgument,
-                "a batch of " + std::to_string(batch) + " samples; it has at least 1");
+  if (batch < 1) return invalid("a batch of {} samples; it has at least 1", batch);
   for (const auto& plan : plans_)
     if (plan->batch_ == batch && plan->mode_ == mode) return plan.get();
   MUSTER_TRY(std::unique_ptr<Plan> made, PlanBuilder(*this, batch, mode).build());
@@ -476,9 +471,9 @@ void Plan::forward() const {
     if (step.operation != nullptr) {
       const TraceRange range(*device_, step.name, "forward");
       device_->enqueue_call(step, [](const Step& s) {
-        for (const Cast& before : s.before_forward) cast(s.forward, before);
+        for (const Cast& before : s.before_forward) cast(*s.forward.device, before);
         s.operation->forward(s.forward);
-        for (const Cast& after : s.after_forward) cast(s.forward, after);
+        for (const Cast& after : s.after_forward) cast(*s.forward.device, after);
       });
     }
 }
@@ -488,9 +483,9 @@ void Plan::backward_operation(int operation) const {
   if (!step.has_backward) return;
   const TraceRange range(*device_, step.name, "backward");
   device_->enqueue_call(step, [](const Step& s) {
-    for (const Cast& before : s.before_backward) cast(s.forward, before);
+    for (const Cast& before : s.before_backward) cast(*s.forward.device, before);
     if (s.operation != nullptr) s.operation->backward(s.backward);
-    for (const Cast& after : s.after_backward) cast(s.forward, after);
+    for (const Cast& after : s.after_backward) cast(*s.forward.device, after);
   });
 }
 

@@ -11,6 +11,7 @@
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/core/placement.h"
 #include "worker_runtime/core/runtime_page_map.h"
 #include "worker_runtime/groups/base/collective.h"
@@ -44,10 +45,8 @@ Result<std::shared_ptr<Store>> open_store(const Placement& placement, Millis tim
 Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shared_ptr<Store>& store,
                                      Millis timeout, Instant deadline) {
   const auto meetings = make_prefix_store("muster/meet", store);
-  const auto name = groups::meet(*meetings, placement.rank, placement.world_size, deadline);
-  if (!name)
-    return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), name.error());
-  auto view = make_prefix_store("muster/" + *name, store);
+  MUSTER_TRY(const auto name, groups::meet(*meetings, placement.rank, placement.world_size, deadline));
+  auto view = make_prefix_store("muster/" + name, store);
   view->set_timeout(timeout);
   return view;
 }
@@ -79,18 +78,28 @@ Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, con
 }
 
 /// Everybody says on which host it is: nobody goes on before all have come, and who is missing is named.
-Result<void> gather(const Placement& placement, Store& store, Millis timeout, Context& context) {
+Result<void> gather(const Placement& placement, Store& store, Instant deadline, Context& context) {
   const auto exchange = groups::exchange_through_store(
-      store, "gather", groups::all_ranks(placement.world_size), placement.rank, SteadyClock::now() + timeout);
-  const auto ids = exchange(groups::host_id(current_environment()));
-  if (!ids)
-    return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size), ids.error());
-  for (const auto& ranks : groups::group_by_host(*ids)) {
+      store, "gather", groups::all_ranks(placement.world_size), placement.rank, deadline);
+  MUSTER_TRY(const auto ids, exchange(groups::host_id(current_environment())));
+  for (const auto& ranks : groups::group_by_host(ids)) {
     const auto place = std::find(ranks.begin(), ranks.end(), placement.rank);
     if (place == ranks.end()) continue;
     context.local_rank = placement.local_rank.value_or(static_cast<int>(place - ranks.begin()));
     context.local_world_size = placement.local_world_size.value_or(static_cast<int>(ranks.size()));
   }
+  return {};
+}
+
+/// The store, this meeting of the ranks in it, and which of them are on this host.
+Result<void> come_together(const Placement& placement, Millis timeout,
+                           const std::shared_ptr<RuntimePageMap>& page, Context& context) {
+  const Instant deadline = SteadyClock::now() + timeout;
+  MUSTER_TRY(const auto store, open_store(placement, timeout, context.hosted_server));
+  mark(page, PageMark::kStoreConnected);
+  MUSTER_TRY(context.store, enter(placement, store, timeout, deadline));
+  MUSTER_OK(gather(placement, *context.store, deadline, context));
+  mark(page, PageMark::kGathered);
   return {};
 }
 
@@ -102,13 +111,11 @@ Result<Backend> parse_backend(std::string_view name) {
   if (name == "tcp") return Backend::kTcp;
   if (name == "nccl") return Backend::kNccl;
   if (name == "mpi" || name == "ucc")
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("backend {}: muster has no such group; use nccl on GPUs, auto (shared memory and TCP, "
-                    "as gloo) on the CPU, and start the program with muster or srun instead of mpirun",
-                    name));
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("backend '{}': not auto, shm, tcp, nccl or gloo", name));
+    return invalid(
+        "backend {}: muster has no such group; use nccl on GPUs, auto (shared memory and TCP, as gloo) on "
+        "the CPU, and start the program with muster or srun instead of mpirun",
+        name);
+  return invalid("backend '{}': not auto, shm, tcp, nccl or gloo", name);
 }
 
 Result<Context> init(const InitOptions& options) {
@@ -122,16 +129,9 @@ Result<Context> init(const InitOptions& options) {
   context.local_world_size = placement.local_world_size.value_or(1);
   context.restart_count = placement.restart_count;
   if (placement.store != Placement::StoreKind::kNone) {
-    const Instant start = SteadyClock::now();
-    auto store = open_store(placement, options.timeout, context.hosted_server);
-    if (!store)
+    if (auto together = come_together(placement, options.timeout, page, context); !together)
       return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size),
-                  std::move(store).error());
-    mark(page, PageMark::kStoreConnected);
-    MUSTER_TRY(context.store, enter(placement, *store, options.timeout, start + options.timeout));
-    const Millis left = std::max(time_left(start + options.timeout, SteadyClock::now()), Millis(1));
-    MUSTER_OK(gather(placement, *context.store, left, context));
-    mark(page, PageMark::kGathered);
+                  std::move(together).error());
   }
   // A world of one needs no store, but an NCCL group is made through one.
   const auto store =
@@ -144,14 +144,10 @@ Result<Context> init(const InitOptions& options) {
   return context;
 }
 
-Result<void> check_backend(Backend backend) {
-  return backend == Backend::kNccl ? check_nccl_library() : Result<void>();
-}
-
 Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::string_view name,
                                                 const InitOptions& options) {
   if (context.store == nullptr && context.world_size != 1)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("new_group {}: the context has no store", name));
+    return invalid("new_group {}: the context has no store", name);
   Placement placement;
   placement.rank = context.rank;
   placement.world_size = context.world_size;

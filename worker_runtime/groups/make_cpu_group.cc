@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/groups/base/meeting.h"
 #include "worker_runtime/groups/base/reduce_kernels.h"
 #include "worker_runtime/groups/shm/shm_group.h"
@@ -161,11 +162,10 @@ class Maker {
     const auto hosts = group_by_host(ids);
     if (hosts.size() == 1) return within_host("shm", everybody);
     if (options_.backend == Backend::kShm)
-      return fail(
-          ErrorCode::kUnsupported,
-          fmt::format("a shared-memory group over {} ranks on {} hosts (rank {} is not where rank 0 is); use "
-                      "the automatic backend",
-                      options_.world_size, hosts.size(), hosts[1].front()));
+      return fail(ErrorCode::kUnsupported,
+                  "a shared-memory group over {} ranks on {} hosts (rank {} is not where rank 0 is); use the "
+                  "automatic backend",
+                  options_.world_size, hosts.size(), hosts[1].front());
     if (hosts.size() == everybody.size()) return tcp("tcp", everybody, options_.timeout);
 
     const auto mine = std::find_if(hosts.begin(), hosts.end(), [&](const std::vector<int>& ranks) {

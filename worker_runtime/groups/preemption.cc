@@ -134,14 +134,7 @@ class StoppedByStore final : public Preemption {
     }
     seen_signal.store(0);
     MUSTER_OK(handlers_.install(signals));
-    if (world_size_ > 1) {
-      // Signals are for the program's own threads.
-      sigset_t all, before;
-      ::sigfillset(&all);
-      ::pthread_sigmask(SIG_SETMASK, &all, &before);
-      watcher_ = std::thread([this] { watch(); });
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    }
+    if (world_size_ > 1) watcher_ = start_quiet_thread([this] { watch(); });
     return {};
   }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/groups/base/collective.h"
 #include "worker_runtime/groups/nccl/nccl_group.h"
 
@@ -59,7 +60,7 @@ class SingleGroup final : public ProcessGroup {
     if (gpu_ == nullptr) return {};
     MUSTER_OK(gpu_->select());
     MUSTER_TRY(const bool captured, gpu_->is_capturing(stream_));
-    if (captured) return fail(ErrorCode::kInvalidArgument, "a barrier cannot be part of a captured step");
+    if (captured) return invalid("a barrier cannot be part of a captured step");
     return gpu_->synchronize(stream_);
   }
   Result<void*> allocate(std::size_t size_bytes) override {
@@ -71,7 +72,7 @@ class SingleGroup final : public ProcessGroup {
     } else if (block = std::aligned_alloc(64, rounded); block != nullptr) {
       std::memset(block, 0, rounded);
     } else {
-      return fail(ErrorCode::kExhausted, "allocate " + std::to_string(size_bytes) + " bytes: out of memory");
+      return fail(ErrorCode::kExhausted, "allocate {} bytes: out of memory", size_bytes);
     }
     blocks_.push_back(block);
     return block;

@@ -12,7 +12,6 @@
 #include <string>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <utility>
@@ -26,6 +25,7 @@
 
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -61,9 +61,9 @@ Result<void> check_can_fork() {
   const auto threads = std::distance(std::filesystem::directory_iterator("/proc/self/task", error), {});
   if (threads > 1)
     return fail(ErrorCode::kUnsupported,
-                fmt::format("spawn: this process has {} threads, of which a worker would have one only; call "
-                            "spawn() before anything that starts threads (groups, data loaders, OpenMP)",
-                            threads));
+                "spawn: this process has {} threads, of which a worker would have one only; call spawn() "
+                "before anything that starts threads (groups, data loaders, OpenMP)",
+                threads);
   // Only if it is loaded: the driver then says whether it was started.
   constexpr int kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
   void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -71,10 +71,9 @@ Result<void> check_can_fork() {
       driver == nullptr ? nullptr : reinterpret_cast<int (*)(int*)>(::dlsym(driver, "cuDeviceGetCount"));
   int devices = 0;
   if (count == nullptr || count(&devices) == kNotInitialized) return {};
-  return fail(
-      ErrorCode::kUnsupported,
-      "spawn: this process has used CUDA, which does not work in copies of it; call spawn() first and "
-      "use CUDA in the workers only");
+  return fail(ErrorCode::kUnsupported,
+              "spawn: this process has used CUDA, which does not work in copies of it; call spawn() first "
+              "and use CUDA in the workers only");
 }
 
 void set_environment(int rank, int nprocs, std::uint16_t port) {
@@ -136,7 +135,7 @@ Result<SpawnedWorker> start_worker(int rank, int nprocs, const std::vector<Spawn
     ::signal(SIGTERM, SIG_DFL);
     run_worker(rank, nprocs, childs_end, fn);
   }
-  worker.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, worker.pid, 0)));
+  worker.pidfd = open_pidfd(worker.pid);
   return worker;
 }
 
@@ -202,8 +201,7 @@ std::optional<RankFailure> wait_for_all(std::vector<SpawnedWorker>& workers, Mil
 }  // namespace
 
 Result<void> spawn(int nprocs, const std::function<Result<void>(int rank)>& fn, const SpawnOptions& options) {
-  if (nprocs < 1)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("spawn of {} workers: at least one", nprocs));
+  if (nprocs < 1) return invalid("spawn of {} workers: at least one", nprocs);
   MUSTER_OK(check_can_fork());
   // What is buffered would be written by every worker.
   std::cout.flush();

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
+#include <set>
 #include <vector>
 
+#include <climits>
 #include <fmt/format.h>
 
 #include <muster/worker.h>
+
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/fail.h"
 
 namespace muster {
 namespace {
@@ -20,21 +23,6 @@ struct Wanted {
   std::vector<int> gpus;  // by local rank; empty: each its own number
 };
 
-/// "0,3"; nothing if it is no list of numbers.
-std::optional<std::vector<int>> parse_list(const std::string& text) {
-  std::vector<int> out;
-  const char* const end = text.data() + text.size();
-  for (const char* at = text.data();; ++at) {
-    int gpu = 0;
-    const auto [next, error] = std::from_chars(at, end, gpu);
-    if (error != std::errc() || gpu < 0 || std::find(out.begin(), out.end(), gpu) != out.end()) return {};
-    out.push_back(gpu);
-    at = next;
-    if (at == end) return out;
-    if (*at != ',') return {};
-  }
-}
-
 Result<Wanted> read(const WorkerOptions& options) {
   Wanted out;
   MUSTER_TRY(out.backend, parse_backend(options.backend));
@@ -45,24 +33,18 @@ Result<Wanted> read(const WorkerOptions& options) {
   out.may_use_gpus = device != "cpu" && (names_gpus || !of_cpu);
   out.must_use_gpus = names_gpus || of_gpu;
   if (names_gpus && device != "cuda") {
-    const auto list = parse_list(device);
-    if (!list)
-      return fail(
-          ErrorCode::kInvalidArgument,
-          fmt::format("device '{}': not auto, cpu, cuda or a list of different GPU numbers as 0,3", device));
+    const auto list = parse_integers("device", device, 0, INT_MAX);
+    if (!list || std::set<int>(list->begin(), list->end()).size() != list->size())
+      return invalid("device '{}': not auto, cpu, cuda or a list of different GPU numbers as 0,3", device);
     out.gpus = *list;
   }
   if ((of_gpu && device == "cpu") || (of_cpu && names_gpus))
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("backend {} is not of device {}; leave one of them auto", options.backend, device));
+    return invalid("backend {} is not of device {}; leave one of them auto", options.backend, device);
   const double fraction = options.compute.memory_fraction;
   if (options.local_rank < -1 || !(fraction > 0 && fraction <= 1))
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("local rank {} or memory fraction {}: a rank is not negative, a fraction above 0 and "
-                    "at most 1",
-                    options.local_rank, fraction));
+    return invalid(
+        "local rank {} or memory fraction {}: a rank is not negative, a fraction above 0 and at most 1",
+        options.local_rank, fraction);
   return out;
 }
 

@@ -7,6 +7,8 @@
 #include <muster/check.h>
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
+
 namespace muster::nn {
 namespace {
 
@@ -89,9 +91,7 @@ Result<Model> resnet(int depth, const Shape& input, int classes, const ModelOpti
                                                {152, bottleneck, {3, 8, 36, 3}}}};
   const auto kind =
       std::find_if(kKinds.begin(), kKinds.end(), [depth](const Kind& k) { return k.depth == depth; });
-  if (kind == kKinds.end())
-    return fail(ErrorCode::kInvalidArgument,
-                "ResNet-" + std::to_string(depth) + " is not there: 18, 34, 50, 101 and 152 are");
+  if (kind == kKinds.end()) return invalid("ResNet-{} is not there: 18, 34, 50, 101 and 152 are", depth);
   Graph graph(input);
   Value x = relu(batch_norm2d("bn1", plain_conv("conv1", graph.input(), 64, 7, 2)));
   x = max_pool2d(x, {.kernel = 3, .stride = 2, .padding = 1});

@@ -1,29 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <muster/profile.h>
 
+#include "rendezvous/base/fail.h"
+
 namespace muster {
 namespace {
-
-std::int64_t elements_of(const auto& shape) {
-  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
-}
 
 std::int64_t macs_of(const nn::OperationInfo& layer, const ProfileOptions& options) {
   const std::string_view type = layer.operation->type();
   if (const auto custom = options.custom_rules.find(type); custom != options.custom_rules.end())
     return custom->second(layer);
   if (options.rule == MacRule::kPure) return layer.operation->macs();
-  const std::int64_t outputs = elements_of(layer.output);
+  const std::int64_t outputs = nn::elements_of(layer.output);
   if (type == "BatchNorm2d" || type == "SyncBatchNorm")
-    return (options.rule == MacRule::kOld ? 2 : 4) * elements_of(layer.inputs[0]);
+    return (options.rule == MacRule::kOld ? 2 : 4) * nn::elements_of(layer.inputs[0]);
   if (type == "AvgPool2d") return outputs;
   if (type == "AdaptiveAvgPool2d") {  // the values of one window, and the division
     const nn::Shape &in = layer.inputs[0], &out = layer.output;
@@ -39,15 +35,14 @@ Result<ModelProfile> profile(const nn::Model& model, const nn::Shape& input_shap
   const nn::Shape& sample = model.input_shape();
   if (input_shape.size() != sample.size() + 1 || input_shape[0] < 1 ||
       !std::equal(sample.begin(), sample.end(), input_shape.begin() + 1))
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("profile: an input of {}, the model takes (batch, {}); make the model for it",
-                            fmt::format("({})", fmt::join(input_shape, ", ")), fmt::join(sample, ", ")));
+    return invalid("profile: an input of {}, the model takes (batch, {}); make the model for it",
+                   fmt::format("({})", fmt::join(input_shape, ", ")), fmt::join(sample, ", "));
   ModelProfile made;
   for (const nn::OperationInfo& layer : model.operations()) {
     LayerProfile row{layer.name, std::string(layer.operation->type()), layer.output};
     row.macs = macs_of(layer, options) * input_shape[0];
     for (const nn::ParameterSpec& parameter : layer.operation->parameters())
-      row.parameters += elements_of(parameter.shape);
+      row.parameters += nn::elements_of(parameter.shape);
     made.macs += row.macs;
     made.parameters += row.parameters;
     made.layers.push_back(std::move(row));

@@ -14,6 +14,7 @@
 #include <muster/progress.h>
 #include <muster/safe_point.h>
 
+#include "rendezvous/base/env.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/progress_page.h"
 #include "rendezvous/base/syscall.h"
@@ -188,17 +189,18 @@ void Progress::pause(Phase phase) {
 }
 
 void announce_safe_point(std::chrono::milliseconds patience) {
-  const char* const path = std::getenv(std::string(env::kSafePointFile).c_str());
-  if (path == nullptr || *path == '\0') return;
+  const auto path = current_value(env::kSafePointFile);
+  if (!path) return;
   const UniqueFd removal(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
-  UniqueFd file(::open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666));
+  UniqueFd file(::open(path->c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666));
   if (!file) return;
   // Watched before the launcher hears of the file, which it does by the close. IN_ATTRIB: the last link went.
-  const bool watched = removal && ::inotify_add_watch(removal.get(), path, IN_ATTRIB | IN_DELETE_SELF) >= 0;
+  const bool watched =
+      removal && ::inotify_add_watch(removal.get(), path->c_str(), IN_ATTRIB | IN_DELETE_SELF) >= 0;
   file.reset();
   if (!watched) return;
   const auto deadline = Clock::now() + patience;
-  while (::access(path, F_OK) == 0) {
+  while (::access(path->c_str(), F_OK) == 0) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) return;
     pollfd ready{removal.get(), POLLIN, 0};

@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cmath>
 #include <condition_variable>
-#include <csignal>
 #include <cstdio>
 #include <fcntl.h>
 #include <filesystem>
@@ -19,6 +18,7 @@
 
 #include <muster/tensorboard.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 #include "worker_runtime/core/crc32c.h"
@@ -133,12 +133,7 @@ class EventFile final : public SummaryWriter {
     out.add_string(3, "brain.Event:2");
     append_record(record, version);
     MUSTER_OK(write(record));
-    // Signals are for the program's own threads.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { run(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    thread_ = start_quiet_thread([this] { run(); });
     return {};
   }
 
@@ -159,11 +154,10 @@ class EventFile final : public SummaryWriter {
     if (!within(image.height) || !within(image.width) ||
         (image.channels != 1 && image.channels != 3 && image.channels != 4) ||
         std::ssize(image.pixels) != std::int64_t{image.height} * image.width * image.channels)
-      return fail(
-          ErrorCode::kInvalidArgument,
-          fmt::format("add_image '{}': {} bytes for {} x {} pixels of {} channels; give height * width * "
-                      "channels bytes, 1, 3 or 4 channels, sides up to {}",
-                      tag, image.pixels.size(), image.height, image.width, image.channels, kLargest));
+      return invalid(
+          "add_image '{}': {} bytes for {} x {} pixels of {} channels; give height * width * channels bytes, "
+          "1, 3 or 4 channels, sides up to {}",
+          tag, image.pixels.size(), image.height, image.width, image.channels, kLargest);
     add(tag, step, image.pixels.size(),
         [image, copy = std::vector(image.pixels.begin(), image.pixels.end())](pbf_writer& out) {
           return muster::add_image(out, image, copy);

@@ -2,12 +2,12 @@
 // What oneDNN computes on the CPU: general convolutions, and the gradients of large linear layers.
 #include <cstring>
 #include <dlfcn.h>
-#include <string>
 
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include <muster/check.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/ops/conv2d/conv2d.h"
 #include "worker_runtime/ops/linear/linear.h"
 
@@ -228,10 +228,9 @@ Result<std::unique_ptr<PreparedConv2d>> make_general_conv(const ConvShape& shape
   try {
     return std::make_unique<DnnlConv>(shape);
   } catch (const std::exception& error) {
-    return fail(ErrorCode::kExhausted, "oneDNN convolution " + std::to_string(shape.in_channels) + "->" +
-                                           std::to_string(shape.out_channels) + ", batch " +
-                                           std::to_string(shape.batch) + ": " + error.what() +
-                                           "; use a smaller batch or model");
+    return fail(ErrorCode::kExhausted,
+                "oneDNN convolution {}->{}, batch {}: {}; use a smaller batch or model", shape.in_channels,
+                shape.out_channels, shape.batch, error.what());
   }
 }
 

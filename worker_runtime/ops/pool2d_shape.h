@@ -8,11 +8,6 @@
 
 namespace muster::nn {
 
-/// What pooling takes: images of `channels` that lie side by side, one in NCHW.
-struct Pool2dSizes {
-  int planes, height, width, out_height, out_width, kernel, stride, padding, channels = 1;
-};
-
 [[nodiscard]] inline Pool2dOptions with_stride(Pool2dOptions options) {
   if (options.stride == 0) options.stride = options.kernel;
   return options;
@@ -22,21 +17,6 @@ struct Pool2dSizes {
 [[nodiscard]] inline int channels_side_by_side(const Frame& f) {
   const bool nhwc = f.x[0].layout == Layout::kNHWC || f.y.layout == Layout::kNHWC;
   return nhwc ? f.x[0].channels() : 1;
-}
-
-/// Of planes within a batch. `o.stride` is not 0 any more.
-[[nodiscard]] inline Pool2dSizes pool2d_sizes(const Frame& f, const Pool2dOptions& o) {
-  const Tensor& x = f.x[0];
-  const int channels = channels_side_by_side(f);
-  return {x.batch() * x.channels() / channels,
-          x.height(),
-          x.width(),
-          f.y.height(),
-          f.y.width(),
-          o.kernel,
-          o.stride,
-          o.padding,
-          channels};
 }
 
 [[nodiscard]] inline Result<Shape> pool2d_shape(const std::string& type, std::span<const Shape> inputs,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shapes in error messages: "(3, 32, 32)".
+// What muster's own operations share: shapes in error messages, "(3, 32, 32)", and the format of most.
 #pragma once
 
 #include <span>
@@ -7,7 +7,17 @@
 
 #include <muster/operation.h>
 
+#include "worker_runtime/device/device.h"
+
 namespace muster::nn {
+
+/// On a GPU it takes its tensors as the plan offers them; on the CPU as float32 NCHW, like all.
+class AnyFormatOperation : public Operation {
+ public:
+  TensorFormat format(Device& device, const TensorFormat& offered) const override {
+    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
+  }
+};
 
 [[nodiscard]] inline std::string to_text(const Shape& shape) {
   std::string text = "(";

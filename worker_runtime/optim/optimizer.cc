@@ -2,10 +2,10 @@
 #include <array>
 #include <cmath>
 #include <numeric>
-#include <string>
 
 #include <muster/check.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/tracer.h"
 #include "worker_runtime/optim/update.h"
 
@@ -29,9 +29,7 @@ Result<void> check_options(std::string_view name,
                            std::initializer_list<std::pair<const char*, float>> options) {
   for (const auto& [option, value] : options)
     if (!(std::isfinite(value) && value >= 0))
-      return fail(ErrorCode::kInvalidArgument, std::string(name) + ": " + option + " is " +
-                                                   std::to_string(value) +
-                                                   "; it must be finite and not negative");
+      return invalid("{}: {} is {}; it must be finite and not negative", name, option, value);
   return {};
 }
 
@@ -62,9 +60,9 @@ Result<void> Optimizer::use_grad_scaler(const GradScalerOptions& options) {
   if (!(options.init_scale > 0 && std::isfinite(options.init_scale) && options.growth_factor > 1 &&
         std::isfinite(options.growth_factor) && options.backoff_factor > 0 && options.backoff_factor < 1 &&
         options.growth_interval > 0))
-    return fail(ErrorCode::kInvalidArgument,
-                "GradScaler: init_scale must be positive, growth_factor above 1, backoff_factor within 0 and "
-                "1, growth_interval at least 1");
+    return invalid(
+        "GradScaler: init_scale must be positive, growth_factor above 1, backoff_factor within 0 and 1, "
+        "growth_interval at least 1");
   if (sums_ == nullptr) {
     MUSTER_TRY(void* const sums, model_->compute()->allocate(optim::kSums * sizeof(double)));
     sums_ = static_cast<double*>(sums);
@@ -171,8 +169,7 @@ void Optimizer::write_state(const OptimizerState& saved) {
 
 Result<std::unique_ptr<Sgd>> Sgd::create(nn::Model& model, const SgdOptions& options) {
   MUSTER_OK(check_options("SGD", {{"momentum", options.momentum}, {"weight_decay", options.weight_decay}}));
-  if (options.nesterov && options.momentum == 0)
-    return fail(ErrorCode::kInvalidArgument, "SGD: nesterov needs a momentum");
+  if (options.nesterov && options.momentum == 0) return invalid("SGD: nesterov needs a momentum");
   std::unique_ptr<Sgd> made(new Sgd(model, options));
   MUSTER_OK(made->start("SGD", {options.lr, options.momentum, options.max_grad_norm}));
   return made;
@@ -196,8 +193,7 @@ Result<std::unique_ptr<AdamW>> AdamW::create(nn::Model& model, const AdamWOption
   MUSTER_OK(check_options("AdamW", {{"eps", options.eps}, {"weight_decay", options.weight_decay}}));
   for (const float beta : {options.beta1, options.beta2})
     if (!(beta >= 0 && beta < 1))
-      return fail(ErrorCode::kInvalidArgument,
-                  "AdamW: beta1 and beta2 must be at least 0 and below 1, one is " + std::to_string(beta));
+      return invalid("AdamW: beta1 and beta2 must be at least 0 and below 1, one is {}", beta);
   std::unique_ptr<AdamW> made(new AdamW(model, options));
   MUSTER_OK(made->start("AdamW", {options.lr, options.beta1, options.max_grad_norm, true}));
   return made;

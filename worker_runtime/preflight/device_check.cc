@@ -9,7 +9,6 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -199,7 +198,7 @@ class Runner {
       const UniqueFd theirs(ends[1]);
       if (child.pid == 0) run_child(parent, theirs.get(), device);
     }
-    if (child.pid > 0) child.process.reset(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0U)));
+    if (child.pid > 0) child.process = open_pidfd(child.pid);
     if (child.process) return;
     child.check.error = fmt::format("its process cannot be started: {}", std::strerror(errno));
     child.check.end = End::kEnded;

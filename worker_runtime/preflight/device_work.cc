@@ -5,11 +5,11 @@
 #include <chrono>
 #include <cstdint>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include <muster/rng.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/ops/linear/linear.h"
 
 namespace muster::preflight {
@@ -55,10 +55,8 @@ Result<void> compare(const std::vector<float>& found, const char* what, const Ex
   for (std::size_t i = 0; i < found.size(); ++i)
     if (found[i] != expected(i) && wrong++ == 0) first = i;
   if (wrong == 0) return {};
-  return fail(ErrorCode::kCorrupt, std::to_string(wrong) + " of " + std::to_string(found.size()) +
-                                       " elements " + what + " are wrong, the first is number " +
-                                       std::to_string(first) + ": " + std::to_string(found[first]) +
-                                       " instead of " + std::to_string(expected(first)));
+  return fail(ErrorCode::kCorrupt, "{} of {} elements {} are wrong, the first is number {}: {} instead of {}",
+              wrong, found.size(), what, first, found[first], expected(first));
 }
 
 /// Of 1 and 2 and their negatives.

@@ -61,12 +61,8 @@ Result<Place> parse(std::string_view text) {
     out.slice = value;
     out.gpu = 0;
   } else if (name == "cpus") {
-    while (!value.empty()) {
-      const std::string_view number = value.substr(0, value.find(','));
-      MUSTER_TRY(const std::int64_t cpu, parse_integer(name, number, 0, CPU_SETSIZE - 1));
-      out.cpus.push_back(static_cast<int>(cpu));
-      value.remove_prefix(std::min(number.size() + 1, value.size()));
-    }
+    if (value.empty()) return out;  // any
+    MUSTER_TRY(out.cpus, parse_integers(name, value, 0, CPU_SETSIZE - 1));
   } else {
     return fail(usage(text));
   }

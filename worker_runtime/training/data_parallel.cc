@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <barrier>
-#include <string>
 #include <thread>
 
 #include <muster/data_parallel.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/cast/cast.h"
 
@@ -42,11 +42,9 @@ class ThreadedDataParallel final : public DataParallel {
 
   Result<LossTotals> forward_backward(std::span<const float> input, std::span<const std::int32_t> labels,
                                       const Loss& loss) override {
-    std::size_t sample = 1;
-    for (const int extent : replicas_[0].model->input_shape()) sample *= static_cast<std::size_t>(extent);
+    const auto sample = static_cast<std::size_t>(nn::elements_of(replicas_[0].model->input_shape()));
     if (labels.empty() || input.size() != labels.size() * sample)
-      return fail(ErrorCode::kInvalidArgument, std::to_string(input.size()) + " values are no batch of " +
-                                                   std::to_string(labels.size()) + " samples");
+      return invalid("{} values are no batch of {} samples", input.size(), labels.size());
     const std::vector<int> sizes =
         chunk_sizes(static_cast<int>(labels.size()), static_cast<int>(replicas_.size()));
     std::size_t begin = 0;
@@ -65,9 +63,7 @@ class ThreadedDataParallel final : public DataParallel {
     LossTotals totals;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       MUSTER_TRY(const LossTotals part, replicas_[i].result);
-      totals.loss_sum += part.loss_sum;
-      totals.correct += part.correct;
-      totals.num_samples += part.num_samples;
+      totals += part;
       if (i != 0) add_gradients(*replicas_[i].model);
     }
     MUSTER_OK(first.synchronize());
@@ -153,14 +149,14 @@ std::vector<int> chunk_sizes(int batch, int devices) {
 Result<std::unique_ptr<DataParallel>> DataParallel::create(std::span<nn::Model> models,
                                                            std::span<const Compute> computes) {
   if (models.empty() || models.size() != computes.size())
-    return fail(ErrorCode::kInvalidArgument, "DataParallel: not one compute for each of one or more models");
+    return invalid("DataParallel: not one compute for each of one or more models");
   for (std::size_t i = 1; i < models.size(); ++i)
     if (models[i].arena_elements() != models[0].arena_elements() ||
         models[i].buffer_elements() != models[0].buffer_elements() ||
         !std::ranges::equal(models[i].parameters(), models[0].parameters(), {}, &nn::Parameter::shape,
                             &nn::Parameter::shape))
-      return fail(ErrorCode::kMismatch, "DataParallel: model " + std::to_string(i) +
-                                            " has other parameters than the first; use the same options");
+      return fail(ErrorCode::kMismatch,
+                  "DataParallel: model {} has other parameters than the first; use the same options", i);
   auto made = std::make_unique<ThreadedDataParallel>(models.size());
   MUSTER_OK(made->start(models, computes));
   return made;

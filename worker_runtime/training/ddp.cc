@@ -10,6 +10,7 @@
 #include <muster/check.h>
 #include <muster/ddp.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/tracer.h"
 #include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/training/host_collectives.h"
@@ -54,12 +55,14 @@ Result<void> check_same_model(const nn::Model& model, ProcessGroup& group, HostC
     if (all[rank] != 0) differing += (differing.empty() ? "" : ", ") + std::to_string(rank);
   if (differing.empty()) return {};
   if (differs != 0)
-    return fail(ErrorCode::kMismatch,
-                "ddp: this rank's model differs from rank 0's: " + first_difference(mine, theirs) +
-                    "; start every rank with the same model options");
-  return fail(ErrorCode::kMismatch, "ddp: the model of rank " + differing + " differs from this one (" +
-                                        std::to_string(model.parameters().size()) +
-                                        " parameters); start every rank with the same options");
+    return fail(
+        ErrorCode::kMismatch,
+        "ddp: this rank's model differs from rank 0's: {}; start every rank with the same model options",
+        first_difference(mine, theirs));
+  return fail(ErrorCode::kMismatch,
+              "ddp: the model of rank {} differs from this one ({} parameters); start every rank with the "
+              "same options",
+              differing, model.parameters().size());
 }
 
 }  // namespace
@@ -75,9 +78,10 @@ class LogicalShards {
                                                                      ProcessGroup& group, int shards) {
     const int world = group.world_size();
     if (shards < 1 || !std::has_single_bit(static_cast<unsigned>(shards)) || shards % world != 0)
-      return fail(ErrorCode::kInvalidArgument,
-                  "ddp: " + std::to_string(shards) + " logical shards for " + std::to_string(world) +
-                      " ranks; their number must be a power of two that the number of ranks divides");
+      return invalid(
+          "ddp: {} logical shards for {} ranks; their number must be a power of two that the number of ranks "
+          "divides",
+          shards, world);
     std::unique_ptr<LogicalShards> made(new LogicalShards(model, group, shards));
     MUSTER_OK(made->allocate());
     return made;
@@ -107,15 +111,8 @@ class LogicalShards {
     std::vector<float*> levels;  // sums of 1, 2, 4, ... shards that wait for the sum of as many others
     float* gathered = nullptr;   // one after another of each rank
   };
-  struct Addition {
-    nn::Frame frame;
-    Cast cast;
-  };
   LogicalShards(const nn::Model& model, ProcessGroup& group, int shards)
-      : model_(&model), group_(&group), shards_(shards), per_rank_(shards / group.world_size()) {
-    frame_.device = model.compute().get();
-    frame_.stream = frame_.device->stream();
-  }
+      : model_(&model), group_(&group), shards_(shards), per_rank_(shards / group.world_size()) {}
   [[nodiscard]] Result<void> allocate() {
     arenas_.push_back({model_->grads(), model_->arena_elements(), nullptr, {}, nullptr});
     if (model_->buffer_elements() != 0)
@@ -166,23 +163,21 @@ class LogicalShards {
   }
   void sum(float* into, const float* from, std::size_t count, bool adds, float scale) {
     if (next_ == additions_.size())
-      additions_.push_back({frame_,
+      additions_.push_back({model_->compute().get(),
                             {.from = from,
                              .to = into,
                              .adds = adds,
                              .scale = scale,
                              .count = static_cast<std::int64_t>(count)}});
-    model_->compute()->enqueue_call(
-        additions_[next_++], [](const Addition& addition) { nn::cast(addition.frame, addition.cast); });
+    nn::enqueue(additions_[next_++]);
   }
 
   const nn::Model* model_;
   ProcessGroup* group_;
   int shards_, per_rank_;
   int done_ = 0;
-  nn::Frame frame_;
   std::vector<Arena> arenas_;
-  std::deque<Addition> additions_;  // of a step, in order: a captured one names them
+  std::deque<nn::DeviceCast> additions_;  // of a step, in order: a captured one names them
   std::size_t next_ = 0;
 };
 
@@ -192,10 +187,10 @@ Result<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel::create
                                                                                  const DdpOptions& options) {
   MUSTER_CHECK(model.params() == nullptr, "DistributedDataParallel allocates the model itself");
   if (compute->type() != group.device())
-    return fail(ErrorCode::kInvalidArgument, "ddp: the model computes on " + describe(compute) +
-                                                 " but the group '" + std::string(group.backend()) +
-                                                 "' reduces memory of another device; choose the backend of "
-                                                 "init() by the device");
+    return invalid(
+        "ddp: the model computes on {} but the group '{}' reduces memory of another device; choose the "
+        "backend of init() by the device",
+        describe(compute), group.backend());
   HostCollectives host(group, compute);
   MUSTER_OK(check_same_model(model, group, host));
   MUSTER_OK(compute->claim(model.arena_bytes()));
@@ -234,13 +229,11 @@ void DistributedDataParallel::begin_step() {
 Result<void> DistributedDataParallel::backward(const nn::Plan& plan) {
   enter("backward");
   if (plan.output_gradient() == nullptr)
-    return fail(
-        ErrorCode::kInvalidArgument,
+    return invalid(
         "ddp: backward() of a plan for inference, which has no gradient of a loss; make the plan with "
         "Mode::kTraining");
   if (shards_ != nullptr) {
-    if (!sync_)
-      return fail(ErrorCode::kInvalidArgument, "ddp: no_sync() and logical shards exclude each other");
+    if (!sync_) return invalid("ddp: no_sync() and logical shards exclude each other");
     plan.backward();
     const TraceRange range(*model_->compute(), "sum of shards", "communication");
     return shards_->add();

@@ -3,8 +3,8 @@
 #include <string>
 
 #include <muster/gradient_reducer.h>
-#include <muster/operation.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/tracer.h"
 #include "worker_runtime/ops/cast/cast.h"
 
@@ -38,17 +38,14 @@ class BucketReducer final : public GradientReducer {
     dtype_ = dtype;
     MUSTER_TRY(void* const memory, group_->allocate(elements * size_of(dtype)));
     sent_ = static_cast<std::uint8_t*>(memory);
-    nn::Frame frame;
-    frame.device = compute_.get();
-    frame.stream = compute_->stream();
     const float share = 1.0F / static_cast<float>(group_->world_size());
     for (const Bucket& bucket : buckets_) {
       float* const own = gradients_ + bucket.offset;
       void* const sent = sent_ + bucket.offset * size_of(dtype);
       const auto count = static_cast<std::int64_t>(bucket.count);
-      casts_.push_back({frame,
-                        {own, sent, DType::kFloat32, dtype, DType::kFloat32, false, share, count},
-                        {sent, own, dtype, DType::kFloat32, DType::kFloat32, false, 1, count}});
+      const Cast to{own, sent, DType::kFloat32, dtype, DType::kFloat32, false, share, count};
+      const Cast back{sent, own, dtype, DType::kFloat32, DType::kFloat32, false, 1, count};
+      casts_.push_back({{compute_.get(), to}, {compute_.get(), back}});
     }
     return {};
   }
@@ -60,8 +57,7 @@ class BucketReducer final : public GradientReducer {
 
  private:
   struct Casts {
-    nn::Frame frame;
-    Cast to, back;
+    nn::DeviceCast to, back;
   };
 
   Result<void> start(std::size_t offset) {
@@ -100,8 +96,7 @@ class BucketReducer final : public GradientReducer {
       }
       if (traces() && next_ < buckets_.size()) trace(next_, {last, ended, false});
     }
-    for (const Casts& casts : casts_)
-      compute_->enqueue_call(casts, [](const Casts& c) { nn::cast(c.frame, c.back); });
+    for (const Casts& casts : casts_) nn::enqueue(casts.back);
     reset();
     return {};
   }
@@ -123,7 +118,7 @@ class BucketReducer final : public GradientReducer {
   Buffer to_send() {
     const Bucket& bucket = buckets_[next_];
     if (casts_.empty()) return {gradients_ + bucket.offset, bucket.count, DType::kFloat32};
-    compute_->enqueue_call(casts_[next_], [](const Casts& c) { nn::cast(c.frame, c.to); });
+    nn::enqueue(casts_[next_].to);
     return {sent_ + bucket.offset * size_of(dtype_), bucket.count, dtype_};
   }
   void reset() {
@@ -150,21 +145,19 @@ Result<std::unique_ptr<GradientReducer>> GradientReducer::create(ProcessGroup& g
                                                                  std::span<const std::size_t> offsets,
                                                                  const ReducerOptions& options,
                                                                  const Compute& compute) {
-  const auto wrong = [](const std::string& what) {
-    return fail(ErrorCode::kInvalidArgument, "gradient reducer: " + what);
-  };
   if (gradients == nullptr || offsets.empty() || offsets.front() != 0 ||
       !std::is_sorted(offsets.begin(), offsets.end()) || offsets.back() >= elements)
-    return wrong("tensors begin at ascending offsets, the first at 0, within " + std::to_string(elements) +
-                 " elements");
+    return invalid("gradient reducer: tensors begin at ascending offsets, the first at 0, within {} elements",
+                   elements);
   const bool halves = options.compress == DType::kBFloat16 || options.compress == DType::kFloat16;
   if (!halves && options.compress != DType::kFloat32)
-    return wrong("compressed to " + std::string(to_string(options.compress)) + "; it sends F32, BF16 or F16");
+    return invalid("gradient reducer: compressed to {}; it sends F32, BF16 or F16",
+                   to_string(options.compress));
   auto made =
       std::make_unique<BucketReducer>(group, gradients, plan_buckets(offsets, elements, options), compute);
   if (halves && group.world_size() > 1) {
     if (compute == nullptr || compute->type() != group.device())
-      return wrong("compress needs the device that the group reduces on");
+      return invalid("gradient reducer: compress needs the device that the group reduces on");
     MUSTER_OK(made->compress(options.compress, elements));
   }
   return made;

@@ -4,13 +4,12 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <numeric>
-#include <string>
 
 #include <muster/check.h>
 #include <muster/sampler.h>
 #include <muster/trainer.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/device/step_graph.h"
 #include "worker_runtime/device/tracer.h"
@@ -21,52 +20,44 @@
 namespace muster {
 namespace {
 
-int element_count(const nn::Shape& shape) {
-  return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>());
-}
-
 using Clock = std::chrono::steady_clock;
-
-tl::unexpected<Error> invalid_training(std::string what) {
-  return fail(ErrorCode::kInvalidArgument, std::move(what));
-}
 
 /// What a step needs of a loader's batch.
 Result<void> check_fits(const nn::Model& model, const Batch& batch, int shards) {
-  const int expected = element_count(model.input_shape()), classes = element_count(model.output_shape());
+  const std::int64_t expected = nn::elements_of(model.input_shape()),
+                     classes = nn::elements_of(model.output_shape());
   if (batch.size() == 0 || batch.size() % shards != 0)
-    return invalid_training("a batch of " + std::to_string(batch.size()) + " samples for " +
-                            std::to_string(shards) + " shards of this rank");
-  if (batch.inputs.count() != std::int64_t{expected} * batch.size())
-    return invalid_training(
-        "the batch's samples have " + std::to_string(batch.inputs.count() / batch.size()) +
-        " values, the model takes " + nn::to_text(model.input_shape()) + " of " + std::to_string(expected));
+    return invalid("a batch of {} samples for {} shards of this rank", batch.size(), shards);
+  if (batch.inputs.count() != expected * batch.size())
+    return invalid("the batch's samples have {} values, the model takes {} of {}",
+                   batch.inputs.count() / batch.size(), nn::to_text(model.input_shape()), expected);
   for (const std::int32_t label : batch.labels)
     if (label < 0 || label >= classes)
-      return invalid_training("a label of " + std::to_string(label) + ", the model's output is " +
-                              nn::to_text(model.output_shape()) +
-                              "; give its last layer as many outputs as classes");
+      return invalid(
+          "a label of {}, the model's output is {}; give its last layer as many outputs as classes", label,
+          nn::to_text(model.output_shape()));
   if (batch.inputs.dtype == DType::kFloat32) return {};
   const std::size_t channels = batch.normalize == nullptr ? 0 : batch.normalize->mean.size();
   if (channels == 0 || batch.normalize->stddev.size() != channels ||
       channels > nn::GatherArgs::kMaxChannels ||
       (channels != 1 && channels != static_cast<std::size_t>(batch.inputs.channels())))
-    return invalid_training("uint8 samples need a mean and a deviation for each of at most " +
-                            std::to_string(nn::GatherArgs::kMaxChannels) + " channels, or one for all");
+    return invalid(
+        "uint8 samples need a mean and a deviation for each of at most {} channels, or one for all",
+        nn::GatherArgs::kMaxChannels);
   return {};
 }
 
 Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
-  if (element_count(model.input_shape()) != dataset.image_elements)
-    return fail(ErrorCode::kInvalidArgument,
-                "the data set's images have " + std::to_string(dataset.image_elements) +
-                    " pixels, the model takes " + nn::to_text(model.input_shape()) + " of " +
-                    std::to_string(element_count(model.input_shape())) +
-                    "; make the model for images of this size");
-  if (element_count(model.output_shape()) < dataset.classes)
-    return fail(ErrorCode::kInvalidArgument,
-                "the data set has " + std::to_string(dataset.classes) + " classes, the model's output is " +
-                    nn::to_text(model.output_shape()) + "; give its last layer as many outputs as classes");
+  if (nn::elements_of(model.input_shape()) != dataset.image_elements)
+    return invalid(
+        "the data set's images have {} pixels, the model takes {} of {}; make the model for images of this "
+        "size",
+        dataset.image_elements, nn::to_text(model.input_shape()), nn::elements_of(model.input_shape()));
+  if (nn::elements_of(model.output_shape()) < dataset.classes)
+    return invalid(
+        "the data set has {} classes, the model's output is {}; give its last layer as many outputs as "
+        "classes",
+        dataset.classes, nn::to_text(model.output_shape()));
   return {};
 }
 
@@ -78,7 +69,7 @@ LossFrame loss_frame(const nn::Model& model, const nn::Plan& plan) {
   frame.stream = frame.device->stream();
   frame.output.device = frame.device->type();
   frame.output.rank = 2;
-  frame.output.dims = {plan.batch(), element_count(model.output_shape())};
+  frame.output.dims = {plan.batch(), static_cast<int>(nn::elements_of(model.output_shape()))};
   frame.gradient = frame.output;
   frame.output.data = plan.output();
   frame.gradient.data = plan.output_gradient();
@@ -116,13 +107,31 @@ class GraphTrainer final : public Trainer {
   }
 
   Result<void> step(const Batch& batch) override {
-    const Clock::time_point begin = Clock::now();
-    Result<void> done = step_on(batch);
-    step_time_ += Clock::now() - begin;
-    return done;
+    MUSTER_OK(check_fits(*model_, batch, shards()));
+    const int rows = batch.size() / shards();
+    MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kTraining));
+    if (batch.number == 0) {
+      progress_.begin_epoch(static_cast<std::int64_t>(batch.epoch) + 1, batch.batches);
+      metrics_begin_ = Clock::now();
+    }
+    progress_.begin_step(batch.number + 1);
+    MUSTER_OK(device_->status());
+    MUSTER_TRY(const std::size_t slot, stage(batch));
+    if (steps_ == nullptr || shards() > 1 || ddp_->is_accumulating()) {
+      MUSTER_OK(enqueue(*planned, [&](int shard) { load(*planned->plan, batch, slot, shard); }));
+    } else {
+      MUSTER_OK(ddp_->group().status());
+      progress_.enter("replay");
+      load(*planned->plan, batch, slot, 0);
+      const TraceRange range(*device_, "replay", "replay");
+      optimizer_->prepare();
+      const auto step = [&] { return enqueue(*planned, [](int /*shard*/) {}); };
+      MUSTER_OK(steps_->run(kLoaded | static_cast<std::uint64_t>(rows), std::cref(step)));
+    }
+    MUSTER_OK(release(slot));
+    progress_.enter("between steps");
+    return device_->status();
   }
-
-  std::chrono::nanoseconds step_time() const override { return step_time_; }
 
   Result<Metrics> evaluate(DataLoader& loader) override {
     MUSTER_OK(ddp_->broadcast_buffers());
@@ -143,15 +152,12 @@ class GraphTrainer final : public Trainer {
   Result<void> begin_epoch(std::span<const std::int32_t> indices) override {
     for (const std::int32_t index : indices)
       if (index < 0 || index >= train_.size)
-        return fail(
-            ErrorCode::kInvalidArgument,
-            "sample " + std::to_string(index) + " is not in a data set of " + std::to_string(train_.size));
+        return invalid("sample {} is not in a data set of {}", index, train_.size);
     MUSTER_OK(upload(indices, epoch_indices_));
     position_ = 0;
     epoch_size_ = static_cast<std::int64_t>(indices.size());
     if (epoch_size_ % shards() != 0)
-      return fail(ErrorCode::kInvalidArgument, std::to_string(epoch_size_) + " samples for " +
-                                                   std::to_string(shards()) + " shards of this rank");
+      return invalid("{} samples for {} shards of this rank", epoch_size_, shards());
     if (const auto rest = static_cast<int>(epoch_size_ / shards() % options_.batch_size); rest != 0) {
       MUSTER_TRY(tail_, plan(rest, nn::Mode::kTraining));
     }
@@ -214,7 +220,7 @@ class GraphTrainer final : public Trainer {
 
   Result<Metrics> evaluate(const DeviceDataset& dataset, int batch_size) override {
     MUSTER_OK(check_fits(*model_, dataset));
-    if (batch_size < 1) return fail(ErrorCode::kInvalidArgument, "evaluation with a batch size below 1");
+    if (batch_size < 1) return invalid("evaluation with a batch size below 1");
     const ProcessGroup& group = ddp_->group();
     const std::vector<std::int32_t> indices =
         EvaluationSampler(dataset.size, group.rank(), group.world_size()).indices();
@@ -345,33 +351,6 @@ class GraphTrainer final : public Trainer {
         planned, [](const Planned& p) { p.frame.device->report_cuda(p.loss->compute(p.frame), "loss"); });
   }
 
-  Result<void> step_on(const Batch& batch) {
-    MUSTER_OK(check_fits(*model_, batch, shards()));
-    const int rows = batch.size() / shards();
-    MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kTraining));
-    if (batch.number == 0) {
-      progress_.begin_epoch(static_cast<std::int64_t>(batch.epoch) + 1, batch.batches);
-      metrics_begin_ = Clock::now();
-    }
-    progress_.begin_step(batch.number + 1);
-    MUSTER_OK(device_->status());
-    MUSTER_TRY(const std::size_t slot, stage(batch));
-    if (steps_ == nullptr || shards() > 1 || ddp_->is_accumulating()) {
-      MUSTER_OK(enqueue(*planned, [&](int shard) { load(*planned->plan, batch, slot, shard); }));
-    } else {
-      MUSTER_OK(ddp_->group().status());
-      progress_.enter("replay");
-      load(*planned->plan, batch, slot, 0);
-      const TraceRange range(*device_, "replay", "replay");
-      optimizer_->prepare();
-      const auto step = [&] { return enqueue(*planned, [](int /*shard*/) {}); };
-      MUSTER_OK(steps_->run(kLoaded | static_cast<std::uint64_t>(rows), std::cref(step)));
-    }
-    MUSTER_OK(release(slot));
-    progress_.enter("between steps");
-    return device_->status();
-  }
-
   /// Of a captured step whose batch is in its place already.
   static constexpr std::uint64_t kLoaded = std::uint64_t{1} << 63U;
 
@@ -416,7 +395,7 @@ class GraphTrainer final : public Trainer {
     }
     const TraceRange range(*device_, "load batch", "data");
     const std::ptrdiff_t first = std::ptrdiff_t{shard} * plan.batch();
-    const int elements = element_count(model_->input_shape());
+    const auto elements = static_cast<int>(nn::elements_of(model_->input_shape()));
     device_->copy_on_device(plan.labels(), static_cast<const std::int32_t*>(labels) + first,
                             static_cast<std::size_t>(plan.batch()) * sizeof(std::int32_t));
     if (batch.inputs.dtype == DType::kFloat32)
@@ -425,16 +404,11 @@ class GraphTrainer final : public Trainer {
           static_cast<std::size_t>(plan.batch()) * static_cast<std::size_t>(elements) * sizeof(float));
     const transforms::Normalize& by = *batch.normalize;  // one mean: of all values
     Gathered made{device_,
-                  {static_cast<const std::uint8_t*>(inputs) + first * elements,
-                   nullptr,
-                   nullptr,
-                   plan.batch(),
-                   elements,
-                   {},
-                   {},
-                   plan.input(),
-                   nullptr,
-                   static_cast<int>(by.mean.size())}};
+                  {.images = static_cast<const std::uint8_t*>(inputs) + first * elements,
+                   .batch = plan.batch(),
+                   .image_elements = elements,
+                   .x = plan.input(),
+                   .channels = static_cast<int>(by.mean.size())}};
     std::copy(by.mean.begin(), by.mean.end(), made.args.mean);
     std::copy(by.stddev.begin(), by.stddev.end(), made.args.stddev);
     device_->enqueue_call(made, [](const Gathered& g) { nn::gather_normalize(*g.device, g.args); });
@@ -478,19 +452,16 @@ class GraphTrainer final : public Trainer {
   std::unique_ptr<CopyStream> copies_;  // nullptr: the device reads the host's memory
   std::array<Staged, CopyStream::kSlots> staged_;
   std::size_t num_staged_ = 0;
-  std::chrono::nanoseconds step_time_{0};
   std::int32_t* step_indices_ = nullptr;  // where captured steps find their samples
   std::unique_ptr<StepGraph> steps_;      // nullptr: every step is called
 };
 
 static Result<std::unique_ptr<Trainer>> make(DistributedDataParallel& ddp, Optimizer& optimizer,
                                              const DeviceDataset& train, const TrainerOptions& options) {
-  if (options.batch_size < 1)
-    return invalid_training("a batch size of " + std::to_string(options.batch_size) + "; it is at least 1");
+  if (options.batch_size < 1) return invalid("a batch size of {}; it is at least 1", options.batch_size);
   if (options.steps_per_replay < 1)
-    return invalid_training(std::to_string(options.steps_per_replay) +
-                            " steps per replay; there is at least 1");
-  if (!(options.stddev > 0)) return invalid_training("the standard deviation must be positive");
+    return invalid("{} steps per replay; there is at least 1", options.steps_per_replay);
+  if (!(options.stddev > 0)) return invalid("the standard deviation must be positive");
   auto made = std::make_unique<GraphTrainer>(ddp, optimizer, train, options);
   MUSTER_OK(made->allocate());
   return made;

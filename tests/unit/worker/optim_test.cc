@@ -211,7 +211,7 @@ TEST_CASE("AdamW's options that make no sense are refused") {
   REQUIRE_FALSE(AdamW::create(model, {.lr = -1}));
   REQUIRE_FALSE(AdamW::create(model, {.beta1 = 1}));
   REQUIRE(AdamW::create(model, {.eps = -1}).error().message ==
-          "AdamW: eps is -1.000000; it must be finite and not negative");
+          "AdamW: eps is -1; it must be finite and not negative");
 }
 
 TEST_CASE("learning rates by step are those of PyTorch's schedulers") {

@@ -27,22 +27,26 @@ TEST_CASE("a choice is found by the next process, and those of others stay") {
   REQUIRE(third.find("b") == 1);
   REQUIRE_FALSE(third.find("c"));
   const std::string text = PlanCache::serialize({{"a", 3}, {"b", 1}});
-  REQUIRE(text == "muster plans 1\na\t3\nb\t1\n");
+  REQUIRE(text == "{\n \"muster plans 1\": {\n  \"a\": 3,\n  \"b\": 1\n }\n}\n");
   REQUIRE(PlanCache::parse(text) == PlanCache::Entries{{"a", 3}, {"b", 1}});
 }
 
-TEST_CASE("a file of choices that is damaged, hostile or of another version counts as empty, line by line") {
+TEST_CASE(
+    "a file of choices that is damaged, hostile or of another version counts as empty, number by number") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/plans";
-  for (const std::string& text : {std::string(), std::string("\0\xff\n", 3),
-                                  std::string("muster plans 2\na\t1\n"), std::string("muster plans 1\na\t1"),
-                                  std::string("muster plans 1\n") + std::string(1 << 20, 'x') + "\t1\n"}) {
+  for (const std::string& text :
+       {std::string(), std::string("\0\xff\n", 3), std::string(R"({"muster plans 2": {"a": 1}})"),
+        std::string(R"({"muster plans 1": {"a": 1})"), std::string(R"({"muster plans 1": [1]})"),
+        std::string("[1]"), std::string("muster plans 1\na\t1\n"), std::string(1 << 20, '['),
+        R"({"muster plans 1": {"a": 1}})" + std::string(1 << 20, ' ')}) {
     std::ofstream(path, std::ios::binary) << text;
     REQUIRE_FALSE(PlanCache(path).find("a"));
   }
-  REQUIRE(PlanCache::parse(
-              "muster plans 1\n\t1\nno number\nb\t-1\nc\t1x\nd\t99999999999\ne\t\ngood\t2\nf\t1\tg\n") ==
-          PlanCache::Entries{{"good", 2}});
+  REQUIRE(
+      PlanCache::parse(
+          R"({"muster plans 1": {"b": -1, "c": "1", "d": 99999999999, "e": null, "good": 2, "f": 1.5}})") ==
+      PlanCache::Entries{{"good", 2}});
   PlanCache nowhere("");
   nowhere.store("a", 1);
   REQUIRE(nowhere.find("a") == 1);

@@ -2,6 +2,7 @@
 #include "worker_runtime/checkpoint/safetensors.h"
 
 #include "tests/support/catch.h"
+#include "tests/support/safetensors_file.h"
 
 using namespace muster;
 using namespace muster::safetensors;

@@ -2,12 +2,12 @@
 // This process's memory; copies are memcpy and synchronize has nothing to wait for.
 #include <cstdlib>
 #include <cstring>
-#include <string>
 #include <unistd.h>
 #include <vector>
 
 #include <hwy/targets.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 
 namespace muster {
@@ -42,8 +42,8 @@ class CpuDevice final : public Device {
         size_bytes < kLargestAllocation ? std::aligned_alloc(kBlockAlignment, rounded) : nullptr;
     if (memory == nullptr) {
       unclaim(size_bytes);
-      return fail(ErrorCode::kExhausted, "allocate " + std::to_string(size_bytes) +
-                                             " bytes of CPU memory: none left; use a smaller batch or model");
+      return fail(ErrorCode::kExhausted,
+                  "allocate {} bytes of CPU memory: none left; use a smaller batch or model", size_bytes);
     }
     allocations_.emplace_back(std::memset(memory, 0, rounded));
     return memory;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/device/cuda/cuda_blas.h"
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/core/shared_library.h"
 
 namespace muster::cuda {
@@ -35,7 +36,7 @@ std::string CudaBlas::version() const {
 
 Result<void> CudaBlas::check(cublasStatus_t status, std::string_view call) const {
   if (status == CUBLAS_STATUS_SUCCESS) return {};
-  return fail(ErrorCode::kFailed, std::string(call) + ": " + get_status_string(status));
+  return fail(ErrorCode::kFailed, "{}: {}", call, get_status_string(status));
 }
 
 }  // namespace muster::cuda

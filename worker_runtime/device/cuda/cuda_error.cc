@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/device/cuda/cuda_error.h"
 
+#include <fmt/format.h>
+
 namespace muster::cuda {
 namespace {
 
@@ -49,12 +51,8 @@ std::string_view advice_for(cudaError_t result) {
 }  // namespace
 
 Error error_of(cudaError_t result, std::string_view call, int device) {
-  std::string message(call);
-  message += " (GPU " + std::to_string(device) + "): ";
-  message += cudaGetErrorString(result);
-  message += std::string(" (") + cudaGetErrorName(result) + ")";
-  message += advice_for(result);
-  return {code_of(result), std::move(message)};
+  return {code_of(result), fmt::format("{} (GPU {}): {} ({}){}", call, device, cudaGetErrorString(result),
+                                       cudaGetErrorName(result), advice_for(result))};
 }
 
 Result<void> check(cudaError_t result, std::string_view call, int device) {

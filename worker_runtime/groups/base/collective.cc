@@ -7,13 +7,15 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
+
 namespace muster::groups {
 namespace {
 
 constexpr std::size_t kCacheLine = 64;
 
 std::string_view name_of(OpKind kind) {
-  return kPageOperations.at(static_cast<std::size_t>(page_operation(kind)));
+  return kPageOperations.at(static_cast<std::size_t>(kind));
 }
 
 std::string_view name_of(ReduceOp op) {
@@ -22,35 +24,23 @@ std::string_view name_of(ReduceOp op) {
 }
 
 Result<void> check_reduction(std::string_view what, DType dtype, ReduceOp op) {
-  if (dtype == DType::kUInt8)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} of U8: reductions take float types, I32 and I64", what));
+  if (dtype == DType::kUInt8) return invalid("{} of U8: reductions take float types, I32 and I64", what);
   if (op == ReduceOp::kAvg && (dtype == DType::kInt32 || dtype == DType::kInt64))
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} of {} with avg: averages take float types; use sum and divide", what,
-                            to_string(dtype)));
+    return invalid("{} of {} with avg: averages take float types; use sum and divide", what,
+                   to_string(dtype));
   return {};
 }
 
 Result<void> check_memory(std::string_view what, const void* data, std::size_t count) {
-  if (data == nullptr && count != 0)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} of {} elements at a null pointer", what, count));
+  if (data == nullptr && count != 0) return invalid("{} of {} elements at a null pointer", what, count);
   return {};
-}
-
-Result<OpDescriptor> describe_reduction(const Buffer& buffer, ReduceOp op, int root) {
-  const OpKind kind = root < 0 ? OpKind::kAllReduce : OpKind::kReduce;
-  MUSTER_OK(check_reduction(name_of(kind), buffer.dtype, op));
-  MUSTER_OK(check_memory(name_of(kind), buffer.data, buffer.count));
-  return OpDescriptor{.count = buffer.count, .kind = kind, .dtype = buffer.dtype, .reduce = op, .root = root};
 }
 
 }  // namespace
 
 Result<void> check_root(std::string_view what, int root, int world_size) {
   if (root < 0 || root >= world_size)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} rank {}: the group's ranks are 0 to {}", what, root, world_size - 1));
+    return invalid("{} rank {}: the group's ranks are 0 to {}", what, root, world_size - 1);
   return {};
 }
 
@@ -71,8 +61,7 @@ std::optional<std::string> find_mismatch(std::span<const OpDescriptor> descripto
     if (descriptors[i] == descriptors[0]) continue;
     return fmt::format(
         "ranks disagree on operation #{}: rank {} called {}, rank {} called {}{}; every rank must call the "
-        "same "
-        "operations in the same order",
+        "same operations in the same order",
         descriptors[0].sequence, ranks[0], describe(descriptors[0]), ranks[i], describe(descriptors[i]),
         descriptors[i].sequence == descriptors[0].sequence
             ? ""
@@ -91,36 +80,36 @@ std::optional<std::string> find_mismatch(const OpDescriptor& own, int rank, cons
   const auto& [first, second] = rank < other ? std::pair(own, theirs) : std::pair(theirs, own);
   return fmt::format(
       "two ranks disagree: rank {} called {} after {} collectives, rank {} called {} after {}; a send and "
-      "its "
-      "recv have the same type, size and place between the collectives",
+      "its recv have the same type, size and place between the collectives",
       std::min(rank, other), describe(first), first.sequence, std::max(rank, other), describe(second),
       second.sequence);
 }
 
-Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op) {
-  return describe_reduction(buffer, op, -1);
+Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op, int root) {
+  const OpKind kind = root < 0 ? OpKind::kAllReduce : OpKind::kReduce;
+  MUSTER_OK(check_reduction(name_of(kind), buffer.dtype, op));
+  MUSTER_OK(check_memory(name_of(kind), buffer.data, buffer.count));
+  return OpDescriptor{.count = buffer.count, .kind = kind, .root = root, .dtype = buffer.dtype, .reduce = op};
 }
 
 Result<OpDescriptor> describe_reduce(const Buffer& buffer, int root, ReduceOp op, int world_size) {
   MUSTER_OK(check_root("reduce to", root, world_size));
-  return describe_reduction(buffer, op, root);
+  return describe_all_reduce(buffer, op, root);
 }
 
 Result<OpDescriptor> describe_broadcast(const Buffer& buffer, int root, int world_size) {
   MUSTER_OK(check_memory("broadcast", buffer.data, buffer.count));
   MUSTER_OK(check_root("broadcast from", root, world_size));
-  return OpDescriptor{.count = buffer.count, .kind = OpKind::kBroadcast, .dtype = buffer.dtype, .root = root};
+  return OpDescriptor{.count = buffer.count, .kind = OpKind::kBroadcast, .root = root, .dtype = buffer.dtype};
 }
 
 Result<OpDescriptor> describe_all_gather(const ConstBuffer& input, const Buffer& output, int world_size) {
   MUSTER_OK(check_memory("all_gather", input.data, input.count));
   MUSTER_OK(check_memory("all_gather", output.data, output.count));
   if (output.count != input.count * static_cast<std::size_t>(world_size) || output.dtype != input.dtype)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("all_gather of {} x {} over {} ranks needs an output of {}, not {} x {}",
-                            to_string(input.dtype), input.count, world_size,
-                            input.count * static_cast<std::size_t>(world_size), to_string(output.dtype),
-                            output.count));
+    return invalid("all_gather of {} x {} over {} ranks needs an output of {}, not {} x {}",
+                   to_string(input.dtype), input.count, world_size,
+                   input.count * static_cast<std::size_t>(world_size), to_string(output.dtype), output.count);
   return OpDescriptor{.count = input.count, .kind = OpKind::kAllGather, .dtype = input.dtype};
 }
 
@@ -130,12 +119,9 @@ Result<OpDescriptor> describe_reduce_scatter(const ConstBuffer& input, const Buf
   MUSTER_OK(check_memory("reduce_scatter", input.data, input.count));
   MUSTER_OK(check_memory("reduce_scatter", output.data, output.count));
   if (input.count != output.count * static_cast<std::size_t>(world_size) || output.dtype != input.dtype)
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("reduce_scatter of {} x {} over {} ranks cannot give {} x {}: the input must be {} times "
-                    "the output",
-                    to_string(input.dtype), input.count, world_size, to_string(output.dtype), output.count,
-                    world_size));
+    return invalid(
+        "reduce_scatter of {} x {} over {} ranks cannot give {} x {}: the input must be {} times the output",
+        to_string(input.dtype), input.count, world_size, to_string(output.dtype), output.count, world_size);
   return OpDescriptor{
       .count = input.count, .kind = OpKind::kReduceScatter, .dtype = input.dtype, .reduce = op};
 }
@@ -144,10 +130,8 @@ Result<OpDescriptor> describe_transfer(OpKind kind, const ConstBuffer& buffer, i
                                        int world_size) {
   MUSTER_OK(check_memory(name_of(kind), buffer.data, buffer.count));
   MUSTER_OK(check_root(kind == OpKind::kSend ? "send to" : "recv from", peer, world_size));
-  if (peer == rank)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} with rank {}: that is this rank itself", name_of(kind), peer));
-  return OpDescriptor{.count = buffer.count, .kind = kind, .dtype = buffer.dtype, .root = peer};
+  if (peer == rank) return invalid("{} with rank {}: that is this rank itself", name_of(kind), peer);
+  return OpDescriptor{.count = buffer.count, .kind = kind, .root = peer, .dtype = buffer.dtype};
 }
 
 Slice slice_of(std::size_t count, std::size_t element_bytes, int index, int parts) {
@@ -186,10 +170,8 @@ Result<void> ProcessGroup::exchange(std::string_view what, Buffer part, Buffer w
   if (rank() != root) return gathers ? send(part, root) : recv(part, root);
   const std::size_t all = part.count * static_cast<std::size_t>(world_size());
   if (whole.count != all || whole.dtype != part.dtype)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{} of {} x {} with {} ranks needs {} at the root, not {} x {}", what,
-                            to_string(part.dtype), part.count, world_size(), all, to_string(whole.dtype),
-                            whole.count));
+    return invalid("{} of {} x {} with {} ranks needs {} at the root, not {} x {}", what,
+                   to_string(part.dtype), part.count, world_size(), all, to_string(whole.dtype), whole.count);
   for (int peer = 0; peer < world_size(); ++peer) {
     auto* const at = static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(peer) * part.size_bytes();
     const Buffer place{at, part.count, part.dtype};

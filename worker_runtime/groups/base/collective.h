@@ -16,22 +16,8 @@
 
 namespace muster::groups {
 
-enum class OpKind : std::uint8_t {
-  kBarrier,
-  kAllReduce,
-  kBroadcast,
-  kAllGather,
-  kReduceScatter,
-  kAllocate,
-  kReduce,
-  kSend,
-  kRecv
-};
-
-/// Between two ranks only.
-[[nodiscard]] constexpr bool is_point_to_point(OpKind kind) {
-  return kind == OpKind::kSend || kind == OpKind::kRecv;
-}
+/// Which call, as the launcher reads it; of a group's own none is kNone or kCaptured.
+using OpKind = PageOperation;
 
 /// Equal on every rank, or the ranks disagree. Travels through shared memory and sockets as it is: no
 /// padding.
@@ -39,21 +25,14 @@ struct OpDescriptor {
   std::uint64_t sequence = 0;  // collectives of this group before this operation
   std::uint64_t count = 0;     // elements; bytes for kAllocate
   OpKind kind = OpKind::kBarrier;
+  std::int32_t root = -1;  // of collectives that have one; kSend, kRecv: the other rank
   DType dtype = DType::kUInt8;
   ReduceOp reduce = ReduceOp::kSum;
-  std::uint8_t reserved = 0;
-  std::int32_t root = -1;  // of collectives that have one; kSend, kRecv: the other rank
+  std::array<std::uint8_t, 6> reserved = {};
 
   friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
 };
-static_assert(sizeof(OpDescriptor) == 24);
-
-/// What the launcher reads of it.
-[[nodiscard]] constexpr PageOperation page_operation(OpKind kind) {
-  return static_cast<PageOperation>(static_cast<std::uint32_t>(kind) + (kind > OpKind::kAllocate ? 2 : 1));
-}
-static_assert(page_operation(OpKind::kAllocate) == PageOperation::kAllocate);
-static_assert(page_operation(OpKind::kRecv) == PageOperation::kRecv);
+static_assert(sizeof(OpDescriptor) == 32);
 
 /// "all_reduce(F32 x 100, sum)"
 [[nodiscard]] std::string describe(const OpDescriptor& descriptor);
@@ -69,7 +48,8 @@ static_assert(page_operation(OpKind::kRecv) == PageOperation::kRecv);
 
 // Arguments of a call, before anything is sent. kInvalidArgument.
 [[nodiscard]] Result<void> check_root(std::string_view what, int root, int world_size);
-[[nodiscard]] Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op);
+/// With a root as the group's reduce().
+[[nodiscard]] Result<OpDescriptor> describe_all_reduce(const Buffer& buffer, ReduceOp op, int root = -1);
 [[nodiscard]] Result<OpDescriptor> describe_broadcast(const Buffer& buffer, int root, int world_size);
 [[nodiscard]] Result<OpDescriptor> describe_all_gather(const ConstBuffer& input, const Buffer& output,
                                                        int world_size);

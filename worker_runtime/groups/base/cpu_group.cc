@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
+
 namespace muster::groups {
 
 CpuGroup::CpuGroup(int rank, int world_size, Millis timeout)
@@ -33,7 +35,7 @@ OpContext CpuGroup::next_context(OpDescriptor descriptor) {
 void CpuGroup::begin(OpContext& context) {
   const OpDescriptor& op = context.descriptor;
   context.deadline = SteadyClock::now() + timeout_;
-  record_.begin(page_operation(op.kind), op.sequence, op.count * size_of(op.dtype), op.root);
+  record_.begin(op.kind, op.sequence, op.count * size_of(op.dtype), op.root);
 }
 
 template <class T>
@@ -124,7 +126,7 @@ Result<void*> CpuGroup::allocate(std::size_t size_bytes) {
 Result<void*> CpuGroup::run_allocate(const OpContext& context, std::size_t size_bytes) {
   MUSTER_OK(run_barrier(context));
   std::shared_ptr<void> block(std::aligned_alloc(64, size_bytes), std::free);
-  if (block == nullptr) return fail(ErrorCode::kExhausted, fmt::format("no memory for {} bytes", size_bytes));
+  if (block == nullptr) return fail(ErrorCode::kExhausted, "no memory for {} bytes", size_bytes);
   std::memset(block.get(), 0, size_bytes);
   blocks_.push_back(std::move(block));
   return blocks_.back().get();

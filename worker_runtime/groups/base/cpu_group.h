@@ -105,7 +105,11 @@ class CpuGroup : public ProcessGroup {
   /// Tells the others; must not block, may come from any thread, may come again.
   virtual void tell_failure(const Error& error) = 0;
 
-  [[nodiscard]] Millis timeout() const { return timeout_; }
+  [[nodiscard]] std::size_t me() const { return static_cast<std::size_t>(rank_); }
+  /// False of a reduction for another rank.
+  [[nodiscard]] static bool needs_result(const OpContext& op, std::size_t member) {
+    return op.descriptor.root < 0 || static_cast<std::size_t>(op.descriptor.root) == member;
+  }
 
  private:
   /// Runs one collective after everything that was started, keeping and telling its failure.

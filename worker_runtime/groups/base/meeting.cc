@@ -6,11 +6,11 @@
 #include <poll.h>
 #include <random>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/groups/base/collective.h"
 
@@ -48,15 +48,15 @@ Result<void> post(Store& store, int rank, const std::string& message) {
 
 tl::unexpected<Error> missing_ranks(const std::vector<int>& ranks, int world_size) {
   return fail(ErrorCode::kTimeout,
-              fmt::format("{} of {} ranks did not come in time: {}; did they start, and do they see the same "
-                          "store?",
-                          ranks.size(), world_size, rank_list(ranks)));
+              "{} of {} ranks did not come in time: {}; did they start, and do they see the same store?",
+              ranks.size(), world_size, rank_list(ranks));
 }
 
 tl::unexpected<Error> other_world(int rank, std::string_view theirs, int me, std::string_view mine) {
-  return fail(ErrorCode::kMismatch, fmt::format("rank {} came with world size {:.8}, rank {} with {}; start "
-                                                "every rank with the same WORLD_SIZE",
-                                                rank, theirs, me, mine));
+  return fail(
+      ErrorCode::kMismatch,
+      "rank {} came with world size {:.8}, rank {} with {}; start every rank with the same WORLD_SIZE", rank,
+      theirs, me, mine);
 }
 
 std::string world_key(int rank) {
@@ -159,11 +159,10 @@ TextExchange exchange_through_store(Store& store, std::string name, std::vector<
     if (texts || texts.error().code != ErrorCode::kTimeout) return texts;
     const auto missing = ranks_without_key(store, ranks, keys);
     if (missing.empty()) return texts;
-    return fail(
-        ErrorCode::kTimeout,
-        fmt::format("{} of {} ranks did not come within {} ms while the group was made ({}): {}; did they "
-                    "start, and do they see the same store?",
-                    missing.size(), ranks.size(), left.count(), name, rank_list(missing)));
+    return fail(ErrorCode::kTimeout,
+                "{} of {} ranks did not come within {} ms while the group was made ({}): {}; did they start, "
+                "and do they see the same store?",
+                missing.size(), ranks.size(), left.count(), name, rank_list(missing));
   };
 }
 
@@ -204,9 +203,7 @@ std::uint64_t pid_namespace_inode() {
 }
 
 void PeerWatch::add(int member, pid_t pid) {
-  // The system call, because glibc 2.36's <sys/pidfd.h> has no C linkage.
-  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  if (pidfd) peers_.push_back({member, std::move(pidfd)});
+  if (UniqueFd pidfd = open_pidfd(pid)) peers_.push_back({member, std::move(pidfd)});
 }
 
 std::vector<int> PeerWatch::ended() const {

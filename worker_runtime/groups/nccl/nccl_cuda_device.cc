@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/cuda/counter.h"
 #include "worker_runtime/device/cuda/cuda_error.h"
 #include "worker_runtime/groups/nccl/nccl_device.h"
@@ -139,9 +140,9 @@ class CudaDevice final : public NcclDevice {
 Result<std::unique_ptr<NcclDevice>> make_cuda_device(int index) {
   MUSTER_TRY(const int count, cuda::device_count());
   if (index < 0 || index >= count)
-    return fail(ErrorCode::kNotFound, "NCCL on GPU " + std::to_string(index) + ": there are " +
-                                          std::to_string(count) +
-                                          " GPUs here; check LOCAL_RANK and CUDA_VISIBLE_DEVICES");
+    return fail(ErrorCode::kNotFound,
+                "NCCL on GPU {}: there are {} GPUs here; check LOCAL_RANK and CUDA_VISIBLE_DEVICES", index,
+                count);
   MUSTER_OK(cuda::select(index));
   return std::make_unique<CudaDevice>(index);
 }

@@ -6,7 +6,6 @@
 #include <charconv>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -15,6 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include <muster/init.h>
+
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/groups/base/collective.h"
 #include "worker_runtime/groups/base/meeting.h"
@@ -33,9 +38,9 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
   api.library = library.path();
   MUSTER_OK(library.load(api.get_version, "ncclGetVersion"));
   if (api.get_version(&api.version) != kSuccess || api.version < kOldestVersion)
-    return fail(ErrorCode::kUnsupported, "load NCCL: " + library.path() + " is version " +
-                                             api.version_text() +
-                                             ", muster needs 2.18 or newer; install a newer libnccl2");
+    return fail(ErrorCode::kUnsupported,
+                "load NCCL: {} is version {}, muster needs 2.18 or newer; install a newer libnccl2",
+                library.path(), api.version_text());
   MUSTER_OK(library.load(
       api.get_unique_id, "ncclGetUniqueId", api.comm_init_rank_config, "ncclCommInitRankConfig",
       api.comm_finalize, "ncclCommFinalize", api.comm_destroy, "ncclCommDestroy", api.comm_abort,
@@ -50,11 +55,10 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
 }
 
 std::string NcclApi::describe(Status status, Comm comm) const {
-  std::string text = get_error_string(status);
-  text += " (" + std::to_string(static_cast<int>(status)) + ")";
+  std::string text = fmt::format("{} ({})", get_error_string(status), static_cast<int>(status));
   if (const char* last = get_last_error(comm); last != nullptr && *last != '\0') {
-    text += ": ";
-    for (const char* c = last; *c != '\0'; ++c) text += *c == '\n' ? ' ' : *c;  // one line per error
+    text += fmt::format(": {}", last);
+    std::replace(text.begin(), text.end(), '\n', ' ');  // one line per error
   }
   return text;
 }
@@ -150,12 +154,11 @@ class NcclCommThread {
       // Until here every wait of the thread has a deadline of its own; only a call that does not return
       // passes this one.
       if (!to_users_.wait_for(lock, longest, [this] { return over_; })) {
-        std::fprintf(
-            stderr,
-            "muster: rank %d: NCCL %s does not return from ending its communicator (last operation: "
-            "%s); it waits for CUDA graphs with captured collectives, which must be destroyed before "
-            "their group; exiting\n",
-            options_.rank, api_.version_text().c_str(), last_name_.c_str());
+        std::fprintf(stderr,
+                     "muster: rank %d: NCCL %s does not return from ending its communicator (last operation: "
+                     "%s); it waits for CUDA graphs with captured collectives, which must be destroyed "
+                     "before their group; exiting\n",
+                     options_.rank, api_.version_text().c_str(), last_name_.c_str());
         std::fflush(stderr);
         ::_exit(kExitSoftware);
       }
@@ -251,8 +254,8 @@ class NcclCommThread {
     };
     if (auto prepared = prepare(); !prepared) {
       lifecycle_.phase = Phase::kFailed;
-      return set_failure({prepared.error().code, "rank " + std::to_string(options_.rank) +
-                                                     ": start of NCCL: " + prepared.error().message});
+      return set_failure({prepared.error().code, fmt::format("rank {}: start of NCCL: {}", options_.rank,
+                                                             prepared.error().message)});
     }
     Config config;
     config.blocking = 0;
@@ -444,8 +447,7 @@ class NcclCommThread {
   }
 
   void device_failed(const Error& error, const std::string& subject) {
-    set_failure(
-        {error.code, "rank " + std::to_string(options_.rank) + ": " + subject + ": " + error.message});
+    set_failure({error.code, fmt::format("rank {}: {}: {}", options_.rank, subject, error.message)});
     (void)drive(Event::kAnswer, kUnhandledCudaError, subject);
   }
 
@@ -456,16 +458,17 @@ class NcclCommThread {
   }
 
   [[nodiscard]] Error error_of(const Lifecycle& state, const std::string& subject) {
-    std::string text = "rank " + std::to_string(options_.rank) + " of " +
-                       std::to_string(options_.world_size) + ": " + subject + " (NCCL " +
-                       api_.version_text() + "): ";
+    std::string text = fmt::format("rank {} of {}: {} (NCCL {}): ", options_.rank, options_.world_size,
+                                   subject, api_.version_text());
     if (state.cause == Cause::kTimeout) {
       const Limits& limits = options_.limits;
       const Millis limit = state.phase == Phase::kStarting || subject == "start" ? limits.start
                            : subject == captured_name()                          ? limits.captured
                                                                                  : limits.call;
-      text += "not finished after " + std::to_string(limit.count()) +
-              " ms; a rank is missing, stuck or runs another operation: compare the ranks' last lines";
+      text += fmt::format(
+          "not finished after {} ms; a rank is missing, stuck or runs another operation: compare the ranks' "
+          "last lines",
+          limit.count());
       return {code_of(state), std::move(text)};
     }
     if (state.cause == Cause::kNccl) text += api_.describe(state.status, comm_) + "; ";
@@ -508,10 +511,9 @@ class NcclCommThread {
     const Limits& limits = options_.limits;
     const Millis longest = limits.start + limits.call + kMargin;
     if (!to_users_.wait_for(lock, longest, [&] { return failure_ || condition(); }))
-      failure_ =
-          Error{ErrorCode::kTimeout, "rank " + std::to_string(options_.rank) + ": " + subject + ": NCCL " +
-                                         api_.version_text() + " has not returned for " +
-                                         std::to_string(longest.count() / 1000) + " s; see NCCL_DEBUG=INFO"};
+      failure_ = Error{ErrorCode::kTimeout,
+                       fmt::format("rank {}: {}: NCCL {} has not returned for {} s; see NCCL_DEBUG=INFO",
+                                   options_.rank, subject, api_.version_text(), longest.count() / 1000)};
     if (failure_ && !condition()) return fail(*failure_);
     return {};
   }
@@ -562,11 +564,6 @@ ReduceKind kind_of(ReduceOp op) {
   return kKinds.at(static_cast<std::size_t>(op));
 }
 
-std::optional<std::string> library_of_environment() {
-  const char* library = std::getenv("MUSTER_NCCL_LIBRARY");
-  return library != nullptr && *library != '\0' ? std::optional<std::string>(library) : std::nullopt;
-}
-
 struct Introduction {
   UniqueId id{};
   groups::PeerWatch peers;  // the processes of this host, so that the rank which ends is known and named
@@ -576,14 +573,13 @@ struct Introduction {
 Result<Introduction> introduce(Store& store, const GroupSettings& settings, const NcclApi& api) {
   // The n-th group that these ranks make: every rank counts its own, and as making one is a collective they
   // agree.
-  MUSTER_TRY(const std::int64_t sequence,
-             store.add("nccl/groups_of_rank/" + std::to_string(settings.rank), 1));
-  const auto exchange = groups::exchange_through_store(store, "nccl/" + std::to_string(sequence),
+  MUSTER_TRY(const std::int64_t sequence, store.add(fmt::format("nccl/groups_of_rank/{}", settings.rank), 1));
+  const auto exchange = groups::exchange_through_store(store, fmt::format("nccl/{}", sequence),
                                                        groups::all_ranks(settings.world_size), settings.rank,
                                                        SteadyClock::now() + settings.timeout);
   // A pid means something to who sees the same processes.
   const std::string here =
-      groups::host_id(current_environment()) + " " + std::to_string(groups::pid_namespace_inode()) + " ";
+      fmt::format("{} {} ", groups::host_id(current_environment()), groups::pid_namespace_inode());
   std::string mine = here + std::to_string(::getpid());
   Introduction out;
   if (settings.rank == 0) {
@@ -596,8 +592,8 @@ Result<Introduction> introduce(Store& store, const GroupSettings& settings, cons
   if (first.starts_with(kHasError)) return fail(ErrorCode::kFailed, first.substr(1));
   if (first.size() <= sizeof out.id.bytes || !first.starts_with(kHasId))
     return fail(ErrorCode::kProtocol,
-                "rank " + std::to_string(settings.rank) + ": rank 0 gave " + std::to_string(first.size()) +
-                    " bytes that hold no NCCL id; is another program using this store?");
+                "rank {}: rank 0 gave {} bytes that hold no NCCL id; is another program using this store?",
+                settings.rank, first.size());
   std::memcpy(out.id.bytes, first.data() + 1, sizeof out.id.bytes);
   first.erase(0, 1 + sizeof out.id.bytes);
   for (std::size_t rank = 0; rank < texts.size(); ++rank) {
@@ -690,8 +686,7 @@ class NcclGroup final : public ProcessGroup {
   Result<void> barrier() override {
     MUSTER_TRY(auto made, make(groups::OpDescriptor{}, barrier_word_, {barrier_word_, 1, DType::kInt32}));
     if (made->captured)
-      return fail(ErrorCode::kInvalidArgument,
-                  "rank " + std::to_string(settings_.rank) + ": a barrier cannot be part of a captured step");
+      return invalid("rank {}: a barrier cannot be part of a captured step", settings_.rank);
     MUSTER_OK(hand_over(made));
     return thread_->wait_finished(*made);
   }
@@ -743,28 +738,27 @@ class NcclGroup final : public ProcessGroup {
   /// `output`: with the number of elements as NCCL counts for this kind.
   Result<std::shared_ptr<Collective>> make(const Result<groups::OpDescriptor>& checked, const void* input,
                                            Buffer output) {
-    if (!checked) return fail("rank " + std::to_string(settings_.rank), checked.error());
+    if (!checked) return fail(fmt::format("rank {}", settings_.rank), checked.error());
     if (const auto failure = thread_->failure()) return fail(*failure);
     MUSTER_OK(device_->select());
     auto made = std::make_shared<Collective>(device_);
     made->send = input;
     made->receive = output.data;
-    made->operation = groups::page_operation(checked->kind);
+    made->operation = checked->kind;
     made->count = output.count;
     made->type = type_of(output.dtype);
     made->reduce = kind_of(checked->reduce);
     made->root = checked->root;
-    const bool is_transfer = groups::is_point_to_point(checked->kind);
+    const bool is_transfer = is_point_to_point(checked->kind);
     if (!is_transfer) ++sequence_;
     made->sequence = sequence_ + (is_transfer ? 1 : 0);
     made->order = ++order_;
     made->size_bytes = checked->kind == groups::OpKind::kBarrier ? 0 : output.size_bytes();
-    made->name = std::string(kPageOperations.at(static_cast<std::size_t>(made->operation))) + " #" +
-                 std::to_string(made->sequence) + " of " + std::to_string(output.count) + " " +
-                 std::string(to_string(output.dtype));
+    made->name = fmt::format("{} #{} of {} {}", kPageOperations.at(static_cast<std::size_t>(checked->kind)),
+                             made->sequence, output.count, to_string(output.dtype));
     if (is_transfer)
       made->name +=
-          (checked->kind == groups::OpKind::kSend ? " to rank " : " from rank ") + std::to_string(made->root);
+          fmt::format(" {} rank {}", checked->kind == groups::OpKind::kSend ? "to" : "from", made->root);
     MUSTER_TRY(made->captured, device_->is_capturing(stream_));
     return made;
   }
@@ -836,15 +830,16 @@ Result<std::unique_ptr<ProcessGroup>> make_group(Store& store, const GroupSettin
 #ifndef MUSTER_HAS_CUDA
 Result<std::unique_ptr<nccl::NcclDevice>> nccl::make_cuda_device(int index) {
   return fail(ErrorCode::kUnsupported,
-              "NCCL on GPU " + std::to_string(index) +
-                  ": this build has no CUDA; use a CPU backend, or build where nvcc is on PATH");
+              "NCCL on GPU {}: this build has no CUDA; use a CPU backend, or build where nvcc is on PATH",
+              index);
 }
 #endif
 
-Result<void> check_nccl_library() {
+Result<void> check_backend(Backend backend) {
+  if (backend != Backend::kNccl) return {};
   if (!kHasCuda)
     return fail(ErrorCode::kUnsupported, "an NCCL group needs a build with CUDA, and this is none");
-  MUSTER_OK(nccl::NcclApi::load(nccl::library_of_environment()));
+  MUSTER_OK(nccl::NcclApi::load(current_value("MUSTER_NCCL_LIBRARY")));
   return {};
 }
 
@@ -858,9 +853,8 @@ Result<std::unique_ptr<ProcessGroup>> make_nccl_group(Store& store, int rank, in
   settings.timeout = timeout;
   settings.captured_timeout = std::max(settings.captured_timeout, timeout / 5);
   settings.name = name;
-  settings.library = nccl::library_of_environment();
-  const char* host_id = std::getenv("NCCL_HOSTID");
-  settings.shares_gpu = host_id != nullptr && *host_id != '\0';
+  settings.library = current_value("MUSTER_NCCL_LIBRARY");
+  settings.shares_gpu = current_value("NCCL_HOSTID").has_value();
   return nccl::make_group(store, settings, std::move(gpu), stream);
 }
 

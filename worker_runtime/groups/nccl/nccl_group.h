@@ -41,9 +41,6 @@ struct GroupName {
                                                                     std::chrono::milliseconds timeout,
                                                                     const GroupName& name = {});
 
-/// Whether make_nccl_group would find its library here; kNotFound or kUnsupported say what to install.
-[[nodiscard]] Result<void> check_nccl_library();
-
 namespace nccl {
 
 /// The group of one rank: device memory and copies, without NCCL.

@@ -21,6 +21,7 @@
 #include <climits>
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/groups/base/reduce_kernels.h"
 
 namespace muster::groups {
@@ -253,17 +254,18 @@ class ShmBarrier {
       };
       if (const std::string gone = names_of(is_ended, awaits); !gone.empty()) {
         if (ready()) return {};  // it may have done its part just before it ended
-        return fail(ErrorCode::kPeerGone, gone + " died; see its own output for why");
+        return fail(ErrorCode::kPeerGone, "{} died; see its own output for why", gone);
       }
       const auto has_left = [&](std::size_t i) {
         return members_[i].left.load(std::memory_order_acquire) != 0;
       };
       if (const std::string gone = names_of(has_left, awaits); !gone.empty())
-        return fail(ErrorCode::kPeerGone, gone + " destroyed its group without calling this operation");
+        return fail(ErrorCode::kPeerGone, "{} destroyed its group without calling this operation", gone);
       if (SteadyClock::now() >= deadline) {
         const std::string late = names_of([](std::size_t) { return true; }, awaits);
-        return fail(ErrorCode::kTimeout, "timed out waiting for " + (late.empty() ? "the others" : late) +
-                                             "; is it stopped, or still busy with something else?");
+        return fail(ErrorCode::kTimeout,
+                    "timed out waiting for {}; is it stopped, or still busy with something else?",
+                    (late.empty() ? "the others" : late));
       }
     }
   }
@@ -473,7 +475,6 @@ class ShmGroup final : public CpuGroup {
   void tell_failure(const Error& error) override { barrier_.tell_failure(error); }
 
  private:
-  std::size_t me() const { return static_cast<std::size_t>(rank()); }
   std::byte* slot(std::size_t member, std::uint64_t use) const {
     return control_.get() + layout_.slot(member, use);
   }
@@ -541,10 +542,6 @@ class ShmGroup final : public CpuGroup {
                    scale_of(op.descriptor.reduce, world_size()));
   }
 
-  bool needs_result(const OpContext& op) const {
-    return op.descriptor.root < 0 || op.descriptor.root == rank();
-  }
-
   /// Pieces of `total` bytes through the slots, one barrier each: copy_in(own slot, begin, size), meet,
   /// copy_out(use, begin, size). The first barrier compares the announcements unless that has happened.
   template <class CopyIn, class CopyOut>
@@ -569,7 +566,7 @@ class ShmGroup final : public CpuGroup {
       std::memcpy(slot, buffer.data, size);
     };
     const auto copy_out = [&](std::uint64_t use, std::size_t, std::size_t) {
-      if (needs_result(op)) reduce_into(op, slots(use), buffer.data, buffer.count);
+      if (needs_result(op, me())) reduce_into(op, slots(use), buffer.data, buffer.count);
     };
     return staged(op, buffer.size_bytes(), kSmallBytes, copy_in, copy_out);
   }
@@ -602,7 +599,7 @@ class ShmGroup final : public CpuGroup {
       // In place: nobody else reads this slice of the own slot before the next barrier.
       reduce_into(op, inputs, slot(me(), use) + own.begin * element, own.size());
       MUSTER_OK(meet(op));
-      for (std::size_t i = 0; needs_result(op) && i < members_.size(); ++i) {
+      for (std::size_t i = 0; needs_result(op, me()) && i < members_.size(); ++i) {
         const Slice slice = slice_of(count, element, static_cast<int>(i), world_size());
         std::memcpy(data + slice.begin * element, slot(i, use) + slice.begin * element,
                     slice.size() * element);

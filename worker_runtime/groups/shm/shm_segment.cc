@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -35,7 +36,7 @@ Result<UniqueFd> open_offered(const std::string& offer, std::size_t size) {
   if (!file) return fail(errno_error("open " + path, errno));
   const std::string identity = identity_of(file);
   if (offer != path + " " + identity || !identity.ends_with(fmt::format(" {}", size)))
-    return fail(ErrorCode::kUnsupported, path + " is another file here");
+    return fail(ErrorCode::kUnsupported, "{} is another file here", path);
   return file;
 }
 

@@ -17,6 +17,8 @@
 #include <fmt/ranges.h>
 
 #include "rendezvous/base/backoff.h"
+#include "rendezvous/base/fail.h"
+#include "rendezvous/base/resolve.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/groups/base/collective.h"
 #include "worker_runtime/groups/tcp/tcp_group.h"
@@ -27,13 +29,6 @@ namespace {
 
 constexpr Millis kAttempt{3000};  // for one address
 
-struct AddressList {
-  addrinfo* first = nullptr;
-  ~AddressList() {
-    if (first != nullptr) ::freeaddrinfo(first);
-  }
-};
-
 std::string numeric(const sockaddr* address, socklen_t length) {
   char text[NI_MAXHOST];
   return ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 ? text : "";
@@ -41,11 +36,9 @@ std::string numeric(const sockaddr* address, socklen_t length) {
 
 /// The address this host would use to talk to `host`. Connecting a datagram socket sends nothing.
 std::string address_towards(const std::string& host) {
-  AddressList list;
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  if (host.empty() || ::getaddrinfo(host.c_str(), "9", &hints, &list.first) != 0) return "";
-  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+  if (host.empty()) return "";
+  const auto list = resolve(host, 9, SOCK_DGRAM);
+  for (const addrinfo* a = list ? list->get() : nullptr; a != nullptr; a = a->ai_next) {
     const UniqueFd probe(::socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t length = sizeof own;
@@ -101,15 +94,11 @@ void tune(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
 }
 
-Result<UniqueFd> connect_to(const std::string& address, const std::string& port, Instant deadline) {
-  AddressList list;
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  if (const int code = ::getaddrinfo(address.c_str(), port.c_str(), &hints, &list.first); code != 0)
-    return fail(ErrorCode::kNotFound, fmt::format("resolve {}: {}", address, ::gai_strerror(code)));
+Result<UniqueFd> connect_to(const std::string& address, std::uint16_t port, Instant deadline) {
+  const auto list = resolve(address, port, SOCK_STREAM);
+  if (!list) return fail("resolve " + address, list.error());
   Error last{ErrorCode::kPeerGone, "no address"};
-  for (const addrinfo* a = list.first; a != nullptr; a = a->ai_next) {
+  for (const addrinfo* a = list->get(); a != nullptr; a = a->ai_next) {
     UniqueFd fd(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (!fd) return fail(errno_error("socket", errno));
     limit(fd.get(), SO_SNDTIMEO, deadline);
@@ -129,14 +118,14 @@ class Connector {
 
   Result<void> connect(std::size_t member, const Whereabouts& where) {
     const std::vector<std::string>& addresses = where.addresses;
-    const std::string port = std::to_string(where.port);
     // The member listens already, so a refusal is a wrong address; a full backlog or a route that comes up
     // late passes.
     Backoff backoff({.first = Millis(20), .max = Millis(1000)}, static_cast<std::uint64_t>(options_.me) + 1);
     std::string last = "it told no address";
     while (true) {
       for (const std::string& address : addresses) {
-        auto linked = try_address(member, address, port, std::min(deadline_, SteadyClock::now() + kAttempt));
+        auto linked =
+            try_address(member, address, where.port, std::min(deadline_, SteadyClock::now() + kAttempt));
         if (linked) {
           peers_[member].socket = *std::move(linked);
           return {};
@@ -147,12 +136,10 @@ class Connector {
       if (addresses.empty() || SteadyClock::now() + pause >= deadline_) break;
       std::this_thread::sleep_for(pause);
     }
-    return fail(
-        ErrorCode::kPeerGone,
-        fmt::format(
-            "cannot connect to rank {} at port {} of {}: {}; is there a firewall between the hosts, or "
-            "does MUSTER_ADDRESS have to name the right interface?",
-            options_.ranks[member], port, fmt::join(addresses, ", "), last));
+    return fail(ErrorCode::kPeerGone,
+                "cannot connect to rank {} at port {} of {}: {}; is there a firewall between the hosts, or "
+                "does MUSTER_ADDRESS have to name the right interface?",
+                options_.ranks[member], where.port, fmt::join(addresses, ", "), last);
   }
 
   /// Accepts everybody after this member.
@@ -200,7 +187,7 @@ class Connector {
     HelloReader hello;
   };
 
-  Result<UniqueFd> try_address(std::size_t member, const std::string& address, const std::string& port,
+  Result<UniqueFd> try_address(std::size_t member, const std::string& address, std::uint16_t port,
                                Instant deadline) {
     MUSTER_TRY(UniqueFd fd, connect_to(address, port, deadline));
     const auto hello =
@@ -248,13 +235,11 @@ class Connector {
     std::vector<int> ranks;
     for (std::size_t i = static_cast<std::size_t>(options_.me) + 1; i < peers_.size(); ++i)
       if (!peers_[i].socket) ranks.push_back(peers_[i].rank);
-    return fail(
-        ErrorCode::kTimeout,
-        fmt::format(
-            "{} did not connect to rank {} within {} ms; can they reach this host? MUSTER_ADDRESS names "
-            "the address to use",
-            rank_list(ranks), options_.ranks[static_cast<std::size_t>(options_.me)],
-            options_.timeout.count()));
+    return fail(ErrorCode::kTimeout,
+                "{} did not connect to rank {} within {} ms; can they reach this host? MUSTER_ADDRESS names "
+                "the address to use",
+                rank_list(ranks), options_.ranks[static_cast<std::size_t>(options_.me)],
+                options_.timeout.count());
   }
 
   const TcpConnectOptions& options_;

@@ -120,7 +120,6 @@ class TcpGroup final : public CpuGroup {
   void tell_failure(const Error& error) override { mesh_.fail_peers(error); }
 
  private:
-  std::size_t me() const { return static_cast<std::size_t>(rank()); }
   std::size_t members() const { return ranks_.size(); }
 
   template <class Body>
@@ -138,10 +137,6 @@ class TcpGroup final : public CpuGroup {
       mesh_.receive(peer, data + done, std::min(kMessageBytes, size - done));
   }
   Result<void> run(const OpContext& op) { return mesh_.run(op.deadline); }
-  /// False of a reduction for another rank.
-  static bool needs_result(const OpContext& op, std::size_t member) {
-    return op.descriptor.root < 0 || static_cast<std::size_t>(op.descriptor.root) == member;
-  }
 
   /// Queues the descriptors; small data may be queued behind them before meet().
   void announce(const OpContext& op) {

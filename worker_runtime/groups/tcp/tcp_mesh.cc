@@ -10,6 +10,7 @@
 #include <climits>
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "worker_runtime/groups/base/collective.h"
 
@@ -186,11 +187,12 @@ Result<void> TcpMesh::outcome() const {
   }
   if (!gone.empty())
     return fail(ErrorCode::kPeerGone,
-                rank_list(gone) +
-                    " closed the connection: died, or ended without this operation; see its own output");
+                "{} closed the connection: died, or ended without this operation; see its own output",
+                rank_list(gone));
   if (!silent.empty())
-    return fail(ErrorCode::kTimeout, "timed out waiting for " + rank_list(silent) +
-                                         "; is it stopped, still busy with something else, or cut off?");
+    return fail(ErrorCode::kTimeout,
+                "timed out waiting for {}; is it stopped, still busy with something else, or cut off?",
+                rank_list(silent));
   return {};
 }
 

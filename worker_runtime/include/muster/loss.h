@@ -14,12 +14,28 @@ class Model;
 class Plan;
 }  // namespace nn
 
-/// Sums over samples, on the device; add up over calls until zeroed.
+/// Sums over samples. In a LossFrame on the device, where they add up over calls until zeroed.
 struct LossTotals {
   double loss_sum = 0;
-  std::int64_t correct = 0;   // samples whose largest output (first of equals) is the label's
-  std::int64_t correct5 = 0;  // whose label is among the five largest
+  std::int64_t correct = 0;   ///< samples whose largest output (first of equals) is the label's
+  std::int64_t correct5 = 0;  ///< label among the five largest; a Loss of one's own may not count them
   std::int64_t num_samples = 0;
+
+  [[nodiscard]] double loss() const { return share(loss_sum); }
+  [[nodiscard]] double accuracy() const { return share(static_cast<double>(correct)); }
+  [[nodiscard]] double accuracy5() const { return share(static_cast<double>(correct5)); }
+  LossTotals& operator+=(const LossTotals& other) {
+    loss_sum += other.loss_sum;
+    correct += other.correct;
+    correct5 += other.correct5;
+    num_samples += other.num_samples;
+    return *this;
+  }
+
+ private:
+  [[nodiscard]] double share(double sum) const {
+    return num_samples == 0 ? 0 : sum / static_cast<double>(num_samples);
+  }
 };
 
 /// What a loss works on; all of it in the memory of the model's device.

@@ -22,6 +22,11 @@ namespace muster::nn {
 
 /// Dimensions of one sample, without the batch: {1, 28, 28} or {784}.
 using Shape = std::vector<int>;
+/// Of `batch` samples; of a parameter's shape too.
+[[nodiscard]] inline std::int64_t elements_of(const auto& shape, std::int64_t batch = 1) {
+  for (const auto extent : shape) batch *= extent;
+  return batch;
+}
 
 enum class Mode : std::uint8_t {
   kTraining,   ///< keeps what backward reads; BatchNorm and Dropout do what they do in training

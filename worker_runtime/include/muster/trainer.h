@@ -8,7 +8,6 @@
 // the model's thread; every rank makes the same calls.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -33,31 +32,8 @@ struct TrainerOptions {
   int steps_per_replay = 8;  ///< of Trainer::steps(), which one replay covers; likewise
 };
 
-/// Sums over all samples of all ranks.
-struct Metrics {
-  double loss_sum = 0;
-  std::int64_t correct = 0;   ///< the label has the largest output
-  std::int64_t correct5 = 0;  ///< it is among the five largest; a Loss of one's own may not count them
-  std::int64_t num_samples = 0;
-
-  [[nodiscard]] double loss() const {
-    return num_samples == 0 ? 0 : loss_sum / static_cast<double>(num_samples);
-  }
-  [[nodiscard]] double accuracy() const { return share(correct); }
-  [[nodiscard]] double accuracy5() const { return share(correct5); }
-  Metrics& operator+=(const Metrics& other) {
-    loss_sum += other.loss_sum;
-    correct += other.correct;
-    correct5 += other.correct5;
-    num_samples += other.num_samples;
-    return *this;
-  }
-
- private:
-  [[nodiscard]] double share(std::int64_t count) const {
-    return num_samples == 0 ? 0 : static_cast<double>(count) / static_cast<double>(num_samples);
-  }
-};
+/// Over all samples of all ranks.
+using Metrics = LossTotals;
 
 class Trainer {
  public:
@@ -82,9 +58,6 @@ class Trainer {
   /// Over an epoch of a loader, which must start one; ranks may have different numbers of batches. A
   /// collective. With EvaluationSampler each sample counts once.
   [[nodiscard]] virtual Result<Metrics> evaluate(DataLoader& loader) = 0;
-  /// What the calls of step(batch) have taken so far; on a GPU they return before it is done, and wait
-  /// where it falls behind.
-  [[nodiscard]] virtual std::chrono::nanoseconds step_time() const = 0;
 
   /// The samples of this rank's coming steps; uploaded at once. The last step takes what is left over.
   [[nodiscard]] virtual Result<void> begin_epoch(std::span<const std::int32_t> indices) = 0;

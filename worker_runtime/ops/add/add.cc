@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
@@ -13,20 +14,18 @@ int add_forward(DType dtype, const void* a, const void* b, void* y, std::int64_t
 
 namespace {
 
-class Add final : public Operation {
+class Add final : public AnyFormatOperation {
  public:
   std::string_view type() const override { return "Add"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (inputs.size() != 2 || inputs[0] != inputs[1])
-      return fail(ErrorCode::kInvalidArgument,
-                  "Add expects two inputs of one shape, they are " + to_text(inputs) +
-                      "; a conv2d() or linear() in front of one makes them alike");
+      return invalid(
+          "Add expects two inputs of one shape, they are {}; a conv2d() or linear() in front of one makes "
+          "them alike",
+          to_text(inputs));
     return inputs[0];
   }
   bool backward_reads_x() const override { return false; }
-  TensorFormat format(Device& device, const TensorFormat& offered) const override {
-    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
-  }
   bool backward_reads_y() const override { return false; }
   void forward(const Frame& f) const override {
     const std::int64_t count = f.y.count();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/avg_pool/avg_pool.h"
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 
 namespace muster::nn {
 namespace {
 
-class AvgPool2d : public Operation {
+class AvgPool2d : public AnyFormatOperation {
  public:
   explicit AvgPool2d(const Pool2dOptions& options) : options_(with_stride(options)) {}
 
@@ -16,9 +17,6 @@ class AvgPool2d : public Operation {
   }
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
-  TensorFormat format(Device& device, const TensorFormat& offered) const override {
-    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
-  }
   void forward(const Frame& f) const override {
     const AvgPoolSizes s = sizes(f);
     if constexpr (kHasCuda)
@@ -60,9 +58,8 @@ class AdaptiveAvgPool2d final : public AvgPool2d {
   std::string_view type() const override { return "AdaptiveAvgPool2d"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (inputs.size() != 1 || inputs[0].size() != 3 || height_ < 1 || width_ < 1)
-      return fail(ErrorCode::kInvalidArgument,
-                  "AdaptiveAvgPool2d to " + std::to_string(height_) + "x" + std::to_string(width_) +
-                      " expects one input (channels, height, width), it has " + to_text(inputs));
+      return invalid("AdaptiveAvgPool2d to {}x{} expects one input (channels, height, width), it has {}",
+                     height_, width_, to_text(inputs));
     return Shape{inputs[0][0], height_, width_};
   }
 

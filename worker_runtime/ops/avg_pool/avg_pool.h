@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-
 #include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/pool2d_shape.h"
 
@@ -31,7 +29,7 @@ struct AvgWindows {
   [[nodiscard]] MUSTER_HD int count(int o) const { return kernel == 0 ? end(o) - begin(o) : kernel; }
 };
 
-/// As Pool2dSizes': `channels` lie side by side, one in NCHW.
+/// `channels` lie side by side, one in NCHW.
 struct AvgPoolSizes {
   int planes;
   AvgWindows rows, columns;

@@ -8,6 +8,7 @@
 #include <muster/nn.h>
 #include <muster/process_group.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
@@ -57,7 +58,7 @@ void for_each_in(const BatchNormSizes& s, int channel, Each each) {
 
 /// In training the mean and (biased) variance of the batch, with a group of all ranks' batches; of these the
 /// running ones take `momentum`, the variance unbiased. In inference the running ones.
-class BatchNorm2d final : public Operation {
+class BatchNorm2d final : public AnyFormatOperation {
  public:
   explicit BatchNorm2d(const BatchNorm2dOptions& options) : options_(options) {}
   void synchronize(ProcessGroup& group) { options_.group = &group; }
@@ -67,13 +68,12 @@ class BatchNorm2d final : public Operation {
   }
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (inputs.size() != 1 || inputs[0].size() != 3)
-      return fail(ErrorCode::kInvalidArgument,
-                  "BatchNorm2d expects one input (channels, height, width), it has " + to_text(inputs) +
-                      "; put it in front of flatten()");
+      return invalid(
+          "BatchNorm2d expects one input (channels, height, width), it has {}; put it in front of flatten()",
+          to_text(inputs));
     if (!(options_.eps > 0) || !(options_.momentum >= 0 && options_.momentum <= 1))
-      return fail(ErrorCode::kInvalidArgument, "BatchNorm2d with eps " + std::to_string(options_.eps) +
-                                                   " and momentum " + std::to_string(options_.momentum) +
-                                                   ": eps must be positive, momentum within 0 and 1");
+      return invalid("BatchNorm2d with eps {} and momentum {}: eps must be positive, momentum within 0 and 1",
+                     options_.eps, options_.momentum);
     channels_ = inputs[0][0];
     pixels_ = inputs[0][1] * inputs[0][2];
     return inputs[0];
@@ -96,9 +96,6 @@ class BatchNorm2d final : public Operation {
     return 3 * channel_bytes() * static_cast<std::size_t>(rows);
   }
   bool backward_reads_y() const override { return false; }
-  TensorFormat format(Device& device, const TensorFormat& offered) const override {
-    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
-  }
 
   void forward(const Frame& f) const override {
     const BatchNormSizes s = sizes_of(f);

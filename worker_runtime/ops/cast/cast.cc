@@ -34,9 +34,10 @@ Cast conversion(const Tensor& from, const Tensor& to, DType through) {
   return c;
 }
 
-void cast(const Frame& frame, const Cast& c) {
+void cast(Device& device, const Cast& c) {
   if constexpr (kHasCuda)
-    if (frame.stream != nullptr) return frame.report_cuda(cuda::cast(c, frame.stream), "cast");
+    if (void* const stream = device.stream(); stream != nullptr)
+      return device.report_cuda(cuda::cast(c, stream), "cast");
   for (const DType dtype : {c.from_dtype, c.to_dtype, c.through}) {
     if (dtype == DType::kBFloat16) return cast_half<DType::kBFloat16>(c);
     if (dtype == DType::kFloat16) return cast_half<DType::kFloat16>(c);
@@ -44,16 +45,12 @@ void cast(const Frame& frame, const Cast& c) {
   cast_all<DType::kFloat32, DType::kFloat32>(c);
 }
 
+void enqueue(const DeviceCast& work) {
+  work.device->enqueue_call(work, [](const DeviceCast& w) { cast(*w.device, w.cast); });
+}
+
 void add_on_device(Device& device, float* into, const float* from, std::size_t count) {
-  struct Sum {
-    Frame frame;
-    Cast cast;
-  };
-  Sum sum{{}, {.from = from, .to = into, .adds = true, .count = static_cast<std::int64_t>(count)}};
-  sum.frame.device = &device;
-  sum.frame.stream = device.stream();
-  // Never captured, so `sum` need not outlive the call.
-  device.enqueue_call(sum, [](const Sum& s) { cast(s.frame, s.cast); });
+  enqueue({&device, {.from = from, .to = into, .adds = true, .count = static_cast<std::int64_t>(count)}});
 }
 
 }  // namespace muster::nn

@@ -36,13 +36,20 @@ struct CastBody {
 /// From one format of a tensor to another; rounded to `through` on the way.
 [[nodiscard]] Cast conversion(const Tensor& from, const Tensor& to, DType through = DType::kFloat32);
 
-/// On the frame's device. `from` may be `to` where both have one size of element.
-void cast(const Frame& frame, const Cast& cast);
+/// `from` may be `to` where both have one size of element.
+void cast(Device& device, const Cast& cast);
 namespace cuda {
 int cast(const Cast& cast, void* stream);  // cast.cu
 }
 
-/// into[i] += from[i], enqueued on the device.
+/// A cast outside of a plan's operations. It lives as long as what enqueue() enqueues may be replayed.
+struct DeviceCast {
+  Device* device = nullptr;
+  Cast cast = {};
+};
+void enqueue(const DeviceCast& work);
+
+/// into[i] += from[i], enqueued on the device; not to be captured.
 void add_on_device(Device& device, float* into, const float* from, std::size_t count);
 
 }  // namespace muster::nn

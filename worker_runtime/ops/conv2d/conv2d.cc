@@ -7,36 +7,12 @@
 
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
 namespace {
-
-// From one core of a Zen 4 (AVX-512), microseconds of forward + dw + dx, own against oneDNN 2.6.3:
-// 6->16 5x5 on 12x12, batch 64: 620 / 1012;  3->16 3x3 on 34x34, batch 16: 664 / 1424 (its dx of few channels
-// is slow); 32->32 3x3 on 18x18, batch 16: 2391 / 2178;  16->32 5x5 on 14x14, batch 16: 1987 / 1160.
-bool direct_is_faster(const ConvShape& shape) {
-  return direct_conv_supports(shape) && shape.in_channels < 16 && shape.groups == 1;
-}
-
-struct DirectConv final : PreparedConv2d {
-  explicit DirectConv(const ConvShape& of) : shape(of) {
-    workspace_bytes = direct_conv_scratch(shape) * sizeof(float);
-  }
-  void forward(const void* x, const void* w, const void* b, void* y, void* /*workspace*/) override {
-    direct_conv_forward(shape, as<float>(x), as<float>(w), as<float>(b), as<float>(y));
-  }
-  void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
-                void* workspace) override {
-    direct_conv_weight_gradient(shape, as<float>(x), as<float>(dy), dw, db);
-    if (dx != nullptr)
-      direct_conv_input_gradient(shape, as<float>(w), as<float>(dy), as<float>(dx), as<float>(workspace));
-  }
-
-  ConvShape shape;
-};
 
 /// Of the largest tensor.
 double largest_tensor(const ConvShape& s) {
@@ -54,24 +30,23 @@ class Conv2d final : public Operation {
   Result<Shape> configure(std::span<const Shape> inputs) override {
     const Conv2dOptions& o = options_;
     if (o.out_channels < 1 || o.kernel < 1 || o.stride < 1 || o.padding < 0)
-      return fail(ErrorCode::kInvalidArgument,
-                  "Conv2d of " + std::to_string(o.out_channels) + " channels, kernel " +
-                      std::to_string(o.kernel) + ", stride " + std::to_string(o.stride) + ", padding " +
-                      std::to_string(o.padding) + ": each must be at least 1, the padding 0");
+      return invalid(
+          "Conv2d of {} channels, kernel {}, stride {}, padding {}: each must be at least 1, the padding 0",
+          o.out_channels, o.kernel, o.stride, o.padding);
     if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][0] < 1)
-      return fail(ErrorCode::kInvalidArgument, "Conv2d expects one input (channels, height, width), it has " +
-                                                   to_text(inputs) +
-                                                   "; give the graph's input three dimensions");
+      return invalid(
+          "Conv2d expects one input (channels, height, width), it has {}; give the graph's input three "
+          "dimensions",
+          to_text(inputs));
     const Shape& input = inputs[0];
     if (o.groups < 1 || input[0] % o.groups != 0 || o.out_channels % o.groups != 0)
-      return fail(ErrorCode::kInvalidArgument, "Conv2d: " + std::to_string(o.groups) +
-                                                   " groups do not divide its " + std::to_string(input[0]) +
-                                                   " input and " + std::to_string(o.out_channels) +
-                                                   " output channels; choose a divisor of both");
+      return invalid(
+          "Conv2d: {} groups do not divide its {} input and {} output channels; choose a divisor of both",
+          o.groups, input[0], o.out_channels);
     if (input[1] + 2 * o.padding < o.kernel || input[2] + 2 * o.padding < o.kernel)
-      return fail(ErrorCode::kInvalidArgument, "Conv2d: a kernel of " + std::to_string(o.kernel) +
-                                                   " is larger than its input " + to_text(input) +
-                                                   "; use a smaller kernel or more padding");
+      return invalid(
+          "Conv2d: a kernel of {} is larger than its input {}; use a smaller kernel or more padding",
+          o.kernel, to_text(input));
     shape_ = {1, input[0], input[1], input[2], o.out_channels, o.kernel, o.stride, o.padding, o.groups};
     return Shape{o.out_channels, shape_.out_height(), shape_.out_width()};
   }
@@ -133,13 +108,12 @@ class Conv2d final : public Operation {
 Result<std::unique_ptr<PreparedConv2d>> PreparedConv2d::make(Device& device, const ConvShape& shape) {
   if (largest_tensor(shape) > std::numeric_limits<int>::max())  // offsets inside a tensor are ints
     return fail(ErrorCode::kUnsupported,
-                "conv2d " + std::to_string(shape.in_channels) + "->" + std::to_string(shape.out_channels) +
-                    " on a batch of " + std::to_string(shape.batch) + " images of " +
-                    std::to_string(shape.height) + "x" + std::to_string(shape.width) +
-                    ": a tensor would exceed 2^31 elements; use a smaller batch");
+                "conv2d {}->{} on a batch of {} images of {}x{}: a tensor would exceed 2^31 elements; use a "
+                "smaller batch",
+                shape.in_channels, shape.out_channels, shape.batch, shape.height, shape.width);
   if constexpr (kHasCuda)
     if (device.stream() != nullptr) return cuda::prepare_conv2d(device, shape);
-  if (direct_is_faster(shape)) return std::make_unique<DirectConv>(shape);
+  if (auto direct = make_direct_conv(shape); direct != nullptr) return direct;
   return make_general_conv(shape);
 }
 

@@ -29,18 +29,10 @@ struct PreparedConv2d : Prepared {
                         void* workspace) = 0;
 };
 
-// The CPU's two. DirectConv: without im2col, for stride 1, no padding, kernels 3x3 and 5x5 and rows of at
-// least eight outputs; vectors run along an output row. Pure functions of their arguments; same bits on each
-// run.
-[[nodiscard]] bool direct_conv_supports(const ConvShape& shape);
-/// Floats of scratch that direct_conv_input_gradient needs.
-[[nodiscard]] std::size_t direct_conv_scratch(const ConvShape& shape);
-
-void direct_conv_forward(const ConvShape& shape, const float* x, const float* w, const float* b, float* y);
-void direct_conv_input_gradient(const ConvShape& shape, const float* w, const float* dy, float* dx,
-                                float* scratch);
-void direct_conv_weight_gradient(const ConvShape& shape, const float* x, const float* dy, float* dw,
-                                 float* db);
+// The CPU's two. Without im2col, for few channels, stride 1, no padding, kernels 3x3 and 5x5 and rows of at
+// least eight outputs (direct_conv.cc); vectors run along an output row. Same bits on each run. nullptr: not
+// for this shape, or not the faster one.
+[[nodiscard]] std::unique_ptr<PreparedConv2d> make_direct_conv(const ConvShape& shape);
 
 /// oneDNN's primitives, built once (milliseconds), executed many times. Tensors stay plain NCHW outside;
 /// where oneDNN prefers blocked ones, the reorders and their memory are part of the object. Runs on one

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/device/cuda/cuda_dnn.h"
 #include "worker_runtime/ops/cast/cast.h"
@@ -168,8 +169,7 @@ Result<std::vector<Proposed>> propose(const CudaDnn& dnn, const DnnDescriptor& g
   }
   parts.push_back(std::move(heuristic));
   if (!proposed.empty()) return proposed;
-  return fail(ErrorCode::kUnsupported,
-              "none of the " + std::to_string(found) + " engines cuDNN proposes is allowed and builds");
+  return fail(ErrorCode::kUnsupported, "none of the {} engines cuDNN proposes is allowed and builds", found);
 }
 
 Result<void> execute(const CudaDnn& dnn, const DnnDescriptor& plan, std::array<const void*, 3> pointers,

@@ -8,10 +8,8 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker_runtime/ops/cross_entropy/cross_entropy.cc"
-// foreach_target.h compiles this file again for each target and has to come first.
 // clang-format off
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
+#include <hwy/foreach_target.h>  // first: compiles this file again for each target
 #include <hwy/contrib/math/math-inl.h>
 // clang-format on
 

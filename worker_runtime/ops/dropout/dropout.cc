@@ -3,6 +3,7 @@
 
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
@@ -17,9 +18,8 @@ class Dropout final : public Operation {
   std::string_view type() const override { return "Dropout"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (inputs.size() != 1 || !(p_ >= 0 && p_ <= 1))
-      return fail(ErrorCode::kInvalidArgument, "Dropout of " + to_text(inputs) + " with p " +
-                                                   std::to_string(p_) +
-                                                   ": it takes one input and a p within 0 and 1");
+      return invalid("Dropout of {} with p {}: it takes one input and a p within 0 and 1", to_text(inputs),
+                     p_);
     return inputs[0];
   }
   bool draws_random_numbers() const override { return true; }

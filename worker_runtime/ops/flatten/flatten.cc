@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <numeric>
-
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -12,9 +11,8 @@ class Flatten final : public Operation {
  public:
   std::string_view type() const override { return "Flatten"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
-    if (inputs.size() != 1)
-      return fail(ErrorCode::kInvalidArgument, "Flatten expects one input, it has " + to_text(inputs));
-    return Shape{std::accumulate(inputs[0].begin(), inputs[0].end(), 1, std::multiplies<>())};
+    if (inputs.size() != 1) return invalid("Flatten expects one input, it has {}", to_text(inputs));
+    return Shape{static_cast<int>(elements_of(inputs[0]))};
   }
   bool is_view() const override { return true; }
   void forward(const Frame& /*frame*/) const override {}

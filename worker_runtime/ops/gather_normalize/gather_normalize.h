@@ -10,16 +10,16 @@ namespace muster::nn {
 /// labels[indices[i]]. All on the device.
 struct GatherArgs {
   static constexpr int kMaxChannels = 4;
-  const std::uint8_t* images;   // (n, image_elements)
-  const std::uint8_t* labels;   // (n)
-  const std::int32_t* indices;  // (batch); nullptr: the first images in order, without labels
-  int batch;
-  int image_elements;
-  float mean[kMaxChannels];
-  float stddev[kMaxChannels];
-  float* x;                  // (batch, image_elements)
-  std::int32_t* out_labels;  // (batch)
-  int channels = 1;          // image_elements / channels values have a mean of their own
+  const std::uint8_t* images = nullptr;   // (n, image_elements)
+  const std::uint8_t* labels = nullptr;   // (n)
+  const std::int32_t* indices = nullptr;  // (batch); nullptr: the first images in order, without labels
+  int batch = 0;
+  int image_elements = 0;
+  float mean[kMaxChannels] = {};
+  float stddev[kMaxChannels] = {};
+  float* x = nullptr;                  // (batch, image_elements)
+  std::int32_t* out_labels = nullptr;  // (batch)
+  int channels = 1;                    // image_elements / channels values have a mean of their own
 };
 
 /// Only enqueues on a GPU.

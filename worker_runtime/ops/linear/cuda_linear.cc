@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/cuda/cuda_blas.h"
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/ops/linear/linear.h"
@@ -108,10 +109,8 @@ class GemmPlan {
         blas_.get_heuristic(blas_.handle(), desc_, a_, b_, d_, d_, raw, 1, &result, &found);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0))
       return fail(ErrorCode::kUnsupported,
-                  "cuBLASLt has no algorithm for a product of " + std::to_string(shape.rows) + "x" +
-                      std::to_string(shape.inner) + " and " + std::to_string(shape.inner) + "x" +
-                      std::to_string(shape.columns) + " with epilogue " +
-                      std::to_string(static_cast<int>(shape.epilogue)));
+                  "cuBLASLt has no algorithm for a product of {}x{} and {}x{} with epilogue {}", shape.rows,
+                  shape.inner, shape.inner, shape.columns, static_cast<int>(shape.epilogue));
     MUSTER_OK(blas_.check(status, "cublasLtMatmulAlgoGetHeuristic"));
     MUSTER_OK(blas_.check(result.state, "cublasLtMatmulAlgoGetHeuristic result"));
     algo_ = result.algo;

@@ -7,8 +7,8 @@
 
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
-#include "worker_runtime/ops/cast/half.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -25,11 +25,8 @@ class Linear final : public Operation {
   std::string_view type() const override { return "Linear"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (inputs.size() != 1 || inputs[0].size() != 1 || inputs[0][0] < 1)
-      return fail(ErrorCode::kInvalidArgument,
-                  "Linear expects one input (features), it has " + to_text(inputs) + "; flatten() makes one");
-    if (out_ < 1)
-      return fail(ErrorCode::kInvalidArgument,
-                  "Linear: " + std::to_string(out_) + " output features; it has at least 1");
+      return invalid("Linear expects one input (features), it has {}; flatten() makes one", to_text(inputs));
+    if (out_ < 1) return invalid("Linear: {} output features; it has at least 1", out_);
     in_ = inputs[0][0];
     return Shape{out_};
   }
@@ -62,39 +59,17 @@ class Linear final : public Operation {
   bool relu_;
 };
 
-/// Vectors, and oneDNN's sgemm, which packs its operands, once the weights outgrow the second level cache.
-struct CpuLinear final : PreparedLinear {
-  explicit CpuLinear(const LinearShape& of) : shape(of), sgemm(linear_sgemm_is_faster(of)) {
-    if (sgemm) backend = "oneDNN";
-  }
-
-  void forward(const void* x, const void* w, const void* b, void* y, bool relu,
-               void* /*workspace*/) override {
-    linear_vector_forward(shape, as<float>(x), as<float>(w), as<float>(b), as<float>(y), relu);
-  }
-  void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
-                bool relu, void* /*workspace*/) override {
-    linear_vector_output_gradient(shape, as<float>(y), as<float>(dy), db, relu);
-    const auto products = sgemm ? linear_sgemm_backward : linear_vector_backward;
-    products(shape, as<float>(x), as<float>(w), as<float>(dy), as<float>(dx), dw);
-  }
-
-  LinearShape shape;
-  bool sgemm;
-};
-
 }  // namespace
 
 Result<std::unique_ptr<PreparedLinear>> PreparedLinear::make(Device& device, const LinearShape& shape) {
   const double batch = shape.batch, in = shape.in_features, out = shape.out_features;
   if (std::max({batch * in, batch * out, in * out}) > std::numeric_limits<int>::max())
-    return fail(ErrorCode::kUnsupported, "linear " + std::to_string(shape.in_features) + "->" +
-                                             std::to_string(shape.out_features) + " on a batch of " +
-                                             std::to_string(shape.batch) +
-                                             ": a tensor would exceed 2^31 elements; use a smaller batch");
+    return fail(ErrorCode::kUnsupported,
+                "linear {}->{} on a batch of {}: a tensor would exceed 2^31 elements; use a smaller batch",
+                shape.in_features, shape.out_features, shape.batch);
   if constexpr (kHasCuda)
     if (device.stream() != nullptr) return cuda::prepare_linear(device, shape);
-  return std::make_unique<CpuLinear>(shape);
+  return make_cpu_linear(shape);
 }
 
 Value linear(std::string name, Value x, int out_features) {

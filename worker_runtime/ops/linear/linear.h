@@ -27,17 +27,12 @@ struct PreparedLinear : Prepared {
                         bool relu, void* workspace) = 0;
 };
 
-// With vectors: dot products along the weights' rows forward, register-blocked matrix products backward. Same
-// bits on each run.
-void linear_vector_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
-                           bool relu);
-/// The first part of backward: dy is masked if `relu`, db is its sum over the batch.
-void linear_vector_output_gradient(const LinearShape& shape, const float* y, float* dy, float* db, bool relu);
-/// The products of backward: dw, and dx unless it is nullptr.
-void linear_vector_backward(const LinearShape& shape, const float* x, const float* w, const float* dy,
-                            float* dx, float* dw);
+/// The CPU's. With vectors: dot products along the weights' rows forward, register-blocked matrix products
+/// backward. Same bits on each run.
+[[nodiscard]] std::unique_ptr<PreparedLinear> make_cpu_linear(const LinearShape& shape);
 
-/// The same products by oneDNN, and where they are faster: nowhere in a build without oneDNN
+/// The products of backward by oneDNN, which packs its operands: dw, and dx unless it is nullptr. And where
+/// they are faster, once the weights outgrow the second level cache: nowhere in a build without oneDNN
 /// (MUSTER_GPU_HOST).
 [[nodiscard]] bool linear_sgemm_is_faster(const LinearShape& shape);
 void linear_sgemm_backward(const LinearShape& shape, const float* x, const float* w, const float* dy,

@@ -3,11 +3,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker_runtime/ops/linear/linear_vector.cc"
-// foreach_target.h compiles this file again for each target and has to come first.
-// clang-format off
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-// clang-format on
+#include <hwy/foreach_target.h>  // first: compiles this file again for each target
 
 #include "worker_runtime/ops/vector-inl.h"
 
@@ -228,19 +224,34 @@ HWY_EXPORT(forward);
 HWY_EXPORT(output_gradient);
 HWY_EXPORT(backward);
 
-void linear_vector_forward(const LinearShape& shape, const float* x, const float* w, const float* b, float* y,
-                           bool relu) {
-  HWY_DYNAMIC_DISPATCH(forward)(shape, x, w, b, y, relu);
-}
+namespace {
 
-void linear_vector_output_gradient(const LinearShape& shape, const float* y, float* dy, float* db,
-                                   bool relu) {
-  HWY_DYNAMIC_DISPATCH(output_gradient)(shape, y, dy, db, relu);
-}
+struct CpuLinear final : PreparedLinear {
+  explicit CpuLinear(const LinearShape& of) : shape(of), sgemm(linear_sgemm_is_faster(of)) {
+    if (sgemm) backend = "oneDNN";
+  }
 
-void linear_vector_backward(const LinearShape& shape, const float* x, const float* w, const float* dy,
-                            float* dx, float* dw) {
-  HWY_DYNAMIC_DISPATCH(backward)(shape, x, w, dy, dx, dw);
+  void forward(const void* x, const void* w, const void* b, void* y, bool relu,
+               void* /*workspace*/) override {
+    const auto compute = HWY_DYNAMIC_DISPATCH(forward);
+    compute(shape, floats(x), floats(w), floats(b), static_cast<float*>(y), relu);
+  }
+  void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
+                bool relu, void* /*workspace*/) override {
+    HWY_DYNAMIC_DISPATCH(output_gradient)(shape, floats(y), static_cast<float*>(dy), db, relu);
+    const auto products = sgemm ? linear_sgemm_backward : HWY_DYNAMIC_DISPATCH(backward);
+    products(shape, floats(x), floats(w), floats(dy), static_cast<float*>(dx), dw);
+  }
+  static const float* floats(const void* memory) { return static_cast<const float*>(memory); }
+
+  LinearShape shape;
+  bool sgemm;
+};
+
+}  // namespace
+
+std::unique_ptr<PreparedLinear> make_cpu_linear(const LinearShape& shape) {
+  return std::make_unique<CpuLinear>(shape);
 }
 
 }  // namespace muster::nn

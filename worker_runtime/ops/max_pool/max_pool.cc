@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <numeric>
 
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 
 namespace muster::nn {
@@ -24,7 +23,7 @@ namespace {
 // The winner's place in its window is kept in a byte, of which 255 means none.
 constexpr int kLargestKernel = 15;
 
-class MaxPool2d final : public Operation {
+class MaxPool2d final : public AnyFormatOperation {
  public:
   explicit MaxPool2d(const Pool2dOptions& options, bool relu = false)
       : options_(with_stride(options)), relu_(relu) {}
@@ -33,21 +32,15 @@ class MaxPool2d final : public Operation {
   std::string_view type() const override { return relu_ ? "ReLU+MaxPool2d" : "MaxPool2d"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
     if (options_.kernel > kLargestKernel)
-      return fail(ErrorCode::kInvalidArgument, "MaxPool2d: a kernel of " + std::to_string(options_.kernel) +
-                                                   ", 1 to " + std::to_string(kLargestKernel) +
-                                                   " are supported");
+      return invalid("MaxPool2d: a kernel of {}, 1 to {} are supported", options_.kernel, kLargestKernel);
     MUSTER_TRY(output_, pool2d_shape("MaxPool2d", inputs, options_));
     return output_;
   }
   std::size_t saved_bytes(int batch) const override {
-    return std::accumulate(output_.begin(), output_.end(), static_cast<std::size_t>(batch),
-                           std::multiplies<>());
+    return static_cast<std::size_t>(elements_of(output_, batch));
   }
   bool backward_reads_x() const override { return false; }
   bool backward_reads_y() const override { return false; }
-  TensorFormat format(Device& device, const TensorFormat& offered) const override {
-    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
-  }
   void forward(const Frame& f) const override {
     f.report_cuda(max_pool_forward(sizes_of(f), f.x[0].data, f.y.data, f.saved, f.stream, f.y.dtype),
                   "max_pool2d");
@@ -59,7 +52,13 @@ class MaxPool2d final : public Operation {
   }
 
  private:
-  MaxPoolSizes sizes_of(const Frame& f) const { return {pool2d_sizes(f, options_), relu_}; }
+  MaxPoolSizes sizes_of(const Frame& f) const {
+    const Tensor &x = f.x[0], &y = f.y;
+    const Pool2dOptions& o = options_;
+    const int channels = channels_side_by_side(f), planes = x.batch() * x.channels() / channels;
+    return {planes,   x.height(), x.width(), y.height(), y.width(),
+            o.kernel, o.stride,   o.padding, channels,   relu_};
+  }
 
   Pool2dOptions options_;
   bool relu_;

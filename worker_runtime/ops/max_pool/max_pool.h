@@ -14,8 +14,10 @@ namespace muster::nn {
 /// padded; nullptr otherwise.
 [[nodiscard]] std::unique_ptr<Operation> max_pool_with_relu(const Operation& operation);
 
-/// max(relu(x)) is the largest of a window and 0, which wins where nothing is positive.
-struct MaxPoolSizes : Pool2dSizes {
+/// Planes of `channels` that lie side by side, one in NCHW. With `relu` of ReLU's output: max(relu(x)) is the
+/// largest of a window and 0, which wins where nothing is positive.
+struct MaxPoolSizes {
+  int planes, height, width, out_height, out_width, kernel, stride, padding, channels = 1;
   bool relu = false;
 };
 inline constexpr std::uint8_t kNoWinner = 255;

@@ -6,11 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker_runtime/ops/max_pool/relu_max_pool.cc"
-// foreach_target.h compiles this file again for each target and has to come first.
-// clang-format off
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-// clang-format on
+#include <hwy/foreach_target.h>  // first: compiles this file again for each target
 
 #include "worker_runtime/ops/vector-inl.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/shape_text.h"
 
@@ -14,18 +15,14 @@ int relu_backward(DType dtype, const void* y, const void* dy, void* dx, std::int
 namespace {
 
 /// max(x, 0). A NaN stays one, and lets its gradient pass, as in PyTorch.
-class Relu final : public Operation {
+class Relu final : public AnyFormatOperation {
  public:
   std::string_view type() const override { return "ReLU"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
-    if (inputs.size() != 1)
-      return fail(ErrorCode::kInvalidArgument, "ReLU expects one input, it has " + to_text(inputs));
+    if (inputs.size() != 1) return invalid("ReLU expects one input, it has {}", to_text(inputs));
     return inputs[0];
   }
   bool backward_reads_x() const override { return false; }
-  TensorFormat format(Device& device, const TensorFormat& offered) const override {
-    return device.type() == DeviceType::kCuda ? offered : TensorFormat{};
-  }
   void forward(const Frame& f) const override {
     const std::int64_t count = f.y.count();
     if constexpr (kHasCuda)
