@@ -27,29 +27,31 @@ Result<void> sync(const UniqueFd& file, const std::string& path) {
   return {};
 }
 
-/// Writes blocks one after another, each while the next is put together; large files past the page cache,
-/// where the file system can: that costs the processor as much as another copy of them.
+/// Writes blocks at their places, some at a time while the next is put together, as one alone leaves the disk
+/// idle in between; large files past the page cache, where the file system can: that costs the processor as
+/// much as another copy of them.
 class BlockWriter {
  public:
   BlockWriter(int file, std::size_t size_bytes) : file_(file), size_bytes_(size_bytes) {
-    const std::size_t bytes = std::min(size_bytes / kPageBytes * kPageBytes + kPageBytes, kBlockBytes);
-    for (auto& block : blocks_) block.reset(static_cast<char*>(std::aligned_alloc(kPageBytes, bytes)));
-    direct_ = size_bytes >= kBlockBytes && ::fcntl(file, F_SETFL, O_DIRECT) == 0;
+    if (size_bytes >= kBlockBytes) (void)::fcntl(file, F_SETFL, O_DIRECT);
   }
 
   Result<void> add(std::string_view piece) {
     while (!piece.empty()) {
+      if (filled_ == 0) MUSTER_OK(prepare(blocks_[current_]));
       const std::string_view part = piece.substr(0, kBlockBytes - filled_);
-      std::memcpy(blocks_[current_].get() + filled_, part.data(), part.size());
+      std::memcpy(blocks_[current_].memory.get() + filled_, part.data(), part.size());
       piece.remove_prefix(part.size());
       filled_ += part.size();
-      if (filled_ == kBlockBytes) MUSTER_OK(flush());
+      if (filled_ == kBlockBytes) flush();
     }
     return {};
   }
   Result<FileSum> finish() {
-    MUSTER_OK(flush());
-    MUSTER_OK(writing_.get());
+    if (filled_ % kPageBytes != 0) buffer();
+    if (filled_ > 0) flush();
+    for (Block& block : blocks_)
+      if (block.writing.valid()) MUSTER_OK(block.writing.get());
     return sum_;
   }
 
@@ -57,33 +59,51 @@ class BlockWriter {
   struct Free {
     void operator()(char* memory) const { std::free(memory); }
   };
+  struct Block {
+    std::unique_ptr<char, Free> memory;
+    std::future<Result<void>> writing;  // its end is waited for before the memory is freed
+  };
 
-  Result<void> flush() {
-    const std::string_view block(blocks_[current_].get(), filled_);
-    sum_.crc32c = crc32c(block, sum_.crc32c);
-    if (writing_.valid()) MUSTER_OK(writing_.get());
-    if (filled_ % kPageBytes != 0) buffer();
-    const auto how = size_bytes_ < kBlockBytes ? std::launch::deferred : std::launch::async;
-    writing_ = std::async(how, [this, block, at = sum_.size_bytes]() -> Result<void> {
-      auto written = write_all(file_, block);
-      if (written || !direct_) return written;
-      buffer();  // from where it stopped
-      return write_all(file_, block.substr(static_cast<std::size_t>(::lseek(file_, 0, SEEK_CUR)) - at));
-    });
-    sum_.size_bytes += filled_;
-    current_ ^= 1U;
-    filled_ = 0;
+  /// Waits until what was in it is written.
+  Result<void> prepare(Block& block) const {
+    if (block.writing.valid()) return block.writing.get();
+    const std::size_t bytes = std::min(size_bytes_ / kPageBytes * kPageBytes + kPageBytes, kBlockBytes);
+    block.memory.reset(static_cast<char*>(std::aligned_alloc(kPageBytes, bytes)));
     return {};
   }
-  void buffer() { direct_ = direct_ && ::fcntl(file_, F_SETFL, 0) != 0; }
+
+  void flush() {
+    Block& block = blocks_[current_];
+    const std::string_view bytes(block.memory.get(), filled_);
+    sum_.crc32c = crc32c(bytes, sum_.crc32c);
+    block.writing = std::async(size_bytes_ < kBlockBytes ? std::launch::deferred : std::launch::async,
+                               [this, bytes, at = sum_.size_bytes] { return write(bytes, at); });
+    sum_.size_bytes += filled_;
+    current_ = (current_ + 1) % blocks_.size();
+    filled_ = 0;
+  }
+
+  /// On a thread of its own. What cannot go past the page cache goes through it.
+  Result<void> write(std::string_view bytes, std::size_t at) const {
+    while (!bytes.empty()) {
+      const bool is_direct = (::fcntl(file_, F_GETFL) & O_DIRECT) != 0;
+      const ssize_t n =
+          retry_eintr([&] { return ::pwrite(file_, bytes.data(), bytes.size(), static_cast<off_t>(at)); });
+      if (n < 0 && !is_direct) return fail(errno_error("write", errno));
+      const std::size_t written = n < 0 ? 0 : static_cast<std::size_t>(n);
+      if (written < bytes.size()) buffer();
+      bytes.remove_prefix(written);
+      at += written;
+    }
+    return {};
+  }
+  void buffer() const { (void)::fcntl(file_, F_SETFL, 0); }
 
   int file_;
   std::size_t size_bytes_;
-  bool direct_ = false;
-  std::array<std::unique_ptr<char, Free>, 2> blocks_;
+  std::array<Block, 3> blocks_;
   std::size_t current_ = 0, filled_ = 0;
   FileSum sum_;
-  std::future<Result<void>> writing_;
 };
 
 }  // namespace

@@ -166,6 +166,7 @@ std::vector<std::string> disk_calls(const std::string& base, const Body& body) {
         calls.push_back("fsync " + file());
         break;
       case SYS_write:
+      case SYS_pwrite64:
         std::erase(calls, "fsync " + file());
         break;
 #ifdef SYS_rename
