@@ -137,10 +137,10 @@ void Attempt::start_workers() {
   for (int rank = 0; rank < job_.local_world_size; ++rank) gpu_release_.started(group_.pid(rank));
   monitor_.begin();
   if (services_.entry != nullptr) {
-    std::vector<JobRecord::Worker> workers;
+    std::vector<JobRecord::Worker> workers(static_cast<std::size_t>(job_.local_world_size));
     for (int rank = 0; rank < job_.local_world_size; ++rank)
-      workers.push_back(
-          {assignment_.base_rank + rank, group_.pid(rank), services_.directory->progress_file(rank)});
+      workers[static_cast<std::size_t>(rank)] = {assignment_.base_rank + rank, group_.pid(rank),
+                                                 services_.directory->progress_file(rank)};
     services_.entry->running(assignment_, std::move(workers), log_);
   }
   if (!restart_) return;

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <boost/asio/io_context.hpp>
+
 #include "launcher/job/rendezvous.h"
 #include "launcher/network/interfaces.h"
 #include "rendezvous/agent_client/coordinator_host.h"
