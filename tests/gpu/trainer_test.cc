@@ -76,13 +76,14 @@ std::string trace_has_the_gpu(Member& member, const std::string& path, bool capt
   const auto microseconds = [](std::chrono::steady_clock::time_point when) {
     return std::chrono::duration<double, std::micro>(when.time_since_epoch()).count();
   };
-  for (const auto& [name, gpu] : rows[kGpu]) {
-    EXPECT(gpu.begin <= gpu.end);
-    EXPECT(gpu.begin >= microseconds(begun) - error);
-    EXPECT(gpu.end <= microseconds(ended) + error);
+  for (const auto& each : rows[kGpu]) {
+    const Range& range = each.second;
+    EXPECT(range.begin <= range.end);
+    EXPECT(range.begin >= microseconds(begun) - error);
+    EXPECT(range.end <= microseconds(ended) + error);
     EXPECT(std::any_of(rows[kGpu].begin(), rows[kGpu].end(), [&](const auto& step) {
-      return step.first.starts_with("ProfilerStep#") && step.second.begin <= gpu.begin + kRounding &&
-             gpu.end <= step.second.end + kRounding;
+      return step.first.starts_with("ProfilerStep#") && step.second.begin <= range.begin + kRounding &&
+             range.end <= step.second.end + kRounding;
     }));
   }
   const std::multimap<std::string, Range>&host = rows[kHost], &gpu = rows[kGpu];
