@@ -136,7 +136,7 @@ def test_what_a_checkpoint_costs_is_measured_against_the_disk_and_pytorch(tmp_pa
         pytest.skip("no current PyTorch or safetensors here: scripts/setup --full installs them")
     assert ckpt.main(["--megabytes=8", "--rounds=2", f"--directory={tmp_path}"]) == 0
     shown = capsys.readouterr().out
-    for side in ("write and fsync", "muster", "torch.save 2.14", "safetensors save_file", "one memory copy"):
+    for side in ("the disk", "muster, with the stop", "muster, beside the step", "torch.save 2.14", "safetensors save_file", "one memory copy"):
         assert f"\n{side}" in shown, shown
     assert list(tmp_path.iterdir()) == []
 
