@@ -99,7 +99,8 @@ using Nodes = std::map<double, const Json*>;
 RankRow row_of(const Json& ranks, std::size_t i, const Nodes& nodes) {
   const auto at = [&](const char* name) -> const Json& {
     const auto& column = items(field(ranks, name));
-    return i < column.size() ? column[i] : field({}, "");
+    static const Json kNull;
+    return i < column.size() ? column[i] : kNull;
   };
   const double on = number(at("node"));
   const auto found = std::isnan(on) ? nodes.end() : nodes.find(on);

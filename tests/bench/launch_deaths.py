@@ -16,7 +16,7 @@ import time
 import measure
 from launch_tools import free_port
 
-PATIENCE = 60
+TIMEOUT = 60
 
 
 class Stamped:
@@ -34,7 +34,7 @@ class Stamped:
 
     def read(self, what, attempt, ranks):
         """Until so many ranks have said it: {rank: (pid, ns)}. Looks at each line once: the processor is the job's."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while len(said := self.said[what, attempt]) < ranks:
             ready, *_ = select.select([self.fifo], [], [], 0.2)
             if ready:
@@ -55,7 +55,7 @@ class Stamped:
         handles = [os.pidfd_open(pid) for rank, (pid, _) in workers.items() if rank != victim]
         os.kill(workers[victim][0], signal.SIGUSR1)
         for handle in handles:
-            if not select.select([handle], [], [], PATIENCE)[0]:
+            if not select.select([handle], [], [], TIMEOUT)[0]:
                 raise measure.Failed("a worker was not stopped")
             os.close(handle)
         stopped = time.monotonic_ns()
@@ -68,7 +68,7 @@ class Stamped:
         for pid, _ in self.started(attempt).values():
             os.kill(pid, signal.SIGUSR2)
         for agent in self.agents:
-            if code := agent.wait(PATIENCE):
+            if code := agent.wait(TIMEOUT):
                 raise measure.Failed(f"exit status {code}")
 
     def close(self):

@@ -14,7 +14,7 @@ import measure
 from launch_tools import free_port
 
 FIELDS = ("Rss", "Pss", "Private_Clean", "Private_Dirty", "Shared_Clean", "Shared_Dirty")
-PATIENCE = 60
+TIMEOUT = 60
 
 
 def weight(pid):
@@ -45,7 +45,7 @@ def agents(nodes, ranks, *options, env=None):
                    f'echo >>{folder}/started; exec sleep 1000']
         started = [subprocess.Popen(command, stdin=sink, stdout=sink, stderr=sink, env=env) for _ in range(nodes)]
         try:
-            deadline, path = time.monotonic() + PATIENCE, pathlib.Path(folder, "started")
+            deadline, path = time.monotonic() + TIMEOUT, pathlib.Path(folder, "started")
             while not path.exists() or path.stat().st_size < nodes * ranks:
                 if time.monotonic() > deadline or any(agent.poll() is not None for agent in started):
                     raise measure.Failed(f"{' '.join(map(str, command))}: its workers did not start")
@@ -55,11 +55,11 @@ def agents(nodes, ranks, *options, env=None):
             for agent in started:
                 agent.send_signal(signal.SIGTERM)
             for agent in started:
-                agent.wait(PATIENCE)
+                agent.wait(TIMEOUT)
 
 
 def guardian(pid):
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:  # it names itself, and other children may end
         for child in children(pid):
             with contextlib.suppress(OSError):

@@ -15,14 +15,14 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 PORT, NODES = map(int, sys.argv[1:])
-PATIENCE = 120  # seconds
+TIMEOUT = 120  # seconds
 
 ready, joined = threading.Barrier(NODES + 1), threading.Barrier(NODES + 1)
 ranks = []
 
 
 def join():
-    store = TCPStore("127.0.0.1", PORT, is_master=False, timeout=timedelta(seconds=PATIENCE))
+    store = TCPStore("127.0.0.1", PORT, is_master=False, timeout=timedelta(seconds=TIMEOUT))
     handler = DynamicRendezvousHandler.from_backend("bench", store, C10dRendezvousBackend(store, "bench"), NODES, NODES, "127.0.0.1")
     ready.wait()
     rank = handler.next_rendezvous().rank
@@ -32,9 +32,9 @@ def join():
 
 for _ in range(NODES):
     threading.Thread(target=join, daemon=True).start()
-ready.wait(PATIENCE)
+ready.wait(TIMEOUT)
 start = time.perf_counter()
-joined.wait(PATIENCE)
+joined.wait(TIMEOUT)
 if sorted(rank for _, rank in ranks) != list(range(NODES)):
     sys.exit(f"the nodes' ranks are {sorted(rank for _, rank in ranks)}")
 print(json.dumps({"version": torch.__version__, "join_ms": 1000 * (max(ranks)[0] - start)}), flush=True)

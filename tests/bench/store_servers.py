@@ -14,7 +14,7 @@ import types
 import measure
 
 TORCH_SERVER = pathlib.Path(__file__).with_name("store_torch.py")
-PATIENCE = 60
+TIMEOUT = 60
 
 
 def descriptor_limit():
@@ -35,7 +35,7 @@ def running(command, env=None, stderr=None):
 
 
 def _wait_until(condition, what):
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
             raise measure.Failed(f"{what} does not come up")
@@ -76,7 +76,7 @@ def proxied():
                 yield types.SimpleNamespace(pid=process.pid, port=int(process.stdout.readline()), protocol="modern", process=process)
             finally:
                 process.terminate()  # with SIGKILL its guardian would have to end the worker
-                process.wait(PATIENCE)
+                process.wait(TIMEOUT)
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ def proxies(head, nodes):
             for agent in agents:
                 agent.terminate()  # with SIGKILL its guardian would have to end the worker
             for agent in agents:
-                agent.wait(PATIENCE)
+                agent.wait(TIMEOUT)
 
 
 @contextlib.contextmanager

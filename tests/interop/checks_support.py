@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-PATIENCE = 30  # seconds, for what must happen
+TIMEOUT = 30  # seconds, for what must happen
 
 
-def client(host, port, world_size=None, timeout=PATIENCE):
+def client(host, port, world_size=None, timeout=TIMEOUT):
     time = timedelta(seconds=timeout)
     if world_size is None:
         return dist.TCPStore(host, port, is_master=False, timeout=time)
@@ -47,7 +47,7 @@ def together(*functions):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * PATIENCE)
+        thread.join(2 * TIMEOUT)
     assert None not in outcomes, f"{outcomes.count(None)} threads hang"
     for _, error in outcomes:
         if error is not None:

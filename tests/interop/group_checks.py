@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from checks_support import PATIENCE, client, raises
+from checks_support import TIMEOUT, client, raises
 
 torch.set_num_threads(1)
 
@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 def _group(rank, world_size, init_method):
     # With env:// and tcp:// both generations want rank and size where the agent's environment does not say them.
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size,
-                            timeout=timedelta(seconds=PATIENCE))
+                            timeout=timedelta(seconds=TIMEOUT))
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def groups_within_the_world(rank, world_size, init_method):
 
 def a_monitored_barrier_names_the_rank_that_is_missing(rank, world_size, init_method, store):
     with _group(rank, world_size, init_method):
-        dist.monitored_barrier(timeout=timedelta(seconds=PATIENCE))
+        dist.monitored_barrier(timeout=timedelta(seconds=TIMEOUT))
         side = client(*store)
         if rank == 1:
             side.get("looked")  # stays away from the barrier until the others have missed it

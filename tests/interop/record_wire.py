@@ -18,7 +18,7 @@ from torch_generations import NEWEST, PACKAGED, PYTHON, ROOT, environment
 
 HERE = pathlib.Path(__file__).resolve().parent
 FOLDER = ROOT / "tests/data/wire"
-PATIENCE = 60
+TIMEOUT = 60
 
 
 class Recording:
@@ -94,13 +94,13 @@ class Recording:
         for process in processes:
             self.selector.register(process.stdout, selectors.EVENT_READ, lambda process=process: hear(process))
         while running:
-            ready = self.selector.select(PATIENCE)
+            ready = self.selector.select(TIMEOUT)
             if not ready:
                 sys.exit("record_wire: nothing passes any more")
             for key, _ in ready:
                 key.data()
         for process in processes:
-            if process.wait(PATIENCE):
+            if process.wait(TIMEOUT):
                 sys.exit("record_wire: a client failed")
         # What was closed on the way out.
         while ready := self.selector.select(0.2):
@@ -132,7 +132,7 @@ def record(name, what, generation, server_kind, clients):
     recording.run([start(generation, *client, recording.port) for client in clients])
     recording.save(name, what)
     server.stdin.close()
-    server.wait(PATIENCE)
+    server.wait(TIMEOUT)
 
 
 record("torch-1.13-store", "PyTorch 1.13.1: every operation of its TCPStore", PACKAGED, "threaded", [["store", "1.13"]])

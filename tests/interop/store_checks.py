@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from checks_support import PATIENCE, client, raises, together
+from checks_support import TIMEOUT, client, raises, together
 
 
 def values_set_by_one_client_are_read_by_another(host, port):
@@ -55,7 +55,7 @@ def a_get_that_times_out_says_so_and_a_late_key_does_not_confuse_the_client(host
     a, b = client(host, port, timeout=1), client(host, port)
     with raises(RuntimeError, "(?i)timeout"):
         a.get("late")
-    a.set_timeout(timedelta(seconds=PATIENCE))
+    a.set_timeout(timedelta(seconds=TIMEOUT))
     a.set("other", "1")  # from here on the old wait is void
     b.set("late", "2")
     for _ in range(3):

@@ -24,7 +24,7 @@ wait
 """
 CONF = "cool_down=0,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=3"
 RULES = ["--max-restarts=1000000", "--shutdown-timeout=2"]
-ORPHAN_PATIENCE = 20  # seconds for all below an agent to be gone after it: far more than it takes on a loaded machine
+ORPHAN_TIMEOUT = 20  # seconds for all below an agent to be gone after it: far more than it takes on a loaded machine
 PREEMPTED = 85
 FATAL = {signal.SIGKILL: "killed", signal.SIGTERM: "told to go", signal.SIGINT: "interrupted"}
 
@@ -179,7 +179,7 @@ class Jobs:
         here = marked(self.folder)
         for agent in list(self.buried):
             if left := here.get(str(agent.record)):
-                late = time.monotonic() - agent.ended > ORPHAN_PATIENCE
+                late = time.monotonic() - agent.ended > ORPHAN_TIMEOUT
                 assert not late, f"{agent.name} of {agent.scene.id} has ended ({agent.process.returncode}) and left {describe(left)}"
             else:
                 self.buried.remove(agent)
@@ -233,7 +233,7 @@ class Jobs:
             # More than there are places and spares; 76: it had been a member before it was lost.
             surplus = agent.process.returncode in (69, 76) and "which was one more than" in said
             assert agent.process.returncode == 0 or surplus, (agent.scene.id, agent.name, said[-3000:])
-        wait_for(lambda: not marked(self.folder), "no process to be left", ORPHAN_PATIENCE)
+        wait_for(lambda: not marked(self.folder), "no process to be left", ORPHAN_TIMEOUT)
 
     def close(self):
         for pid in set().union(*marked(self.folder).values()):

@@ -19,7 +19,7 @@ from soak_training import BOUND, Training, final_loss, replay, undisturbed_loss
 
 MOST_UNHEARD = 4    # agents that know nothing yet, before more is done to idle jobs
 MOST_REPLAYS = 5    # of each training
-HANG_PATIENCE = 90  # seconds for a stopped worker to be found and ended: the timeout is 20 s, 25 s for the first steps
+HANG_TIMEOUT = 90  # seconds for a stopped worker to be found and ended: the timeout is 20 s, 25 s for the first steps
 TRAINED_WITHIN = 180  # seconds for a whole training that nothing disturbs any more
 
 
@@ -71,7 +71,7 @@ class Soak:
                 self.hangs.remove((pid, deadline))
                 self.checked["hangs that ended"] += 1
             else:
-                assert time.monotonic() < deadline, f"worker {pid} was stopped, and still is there after {HANG_PATIENCE} s"
+                assert time.monotonic() < deadline, f"worker {pid} was stopped, and still is there after {HANG_TIMEOUT} s"
 
     def end_training(self):
         """One agent said it is done; what came too late is told to go."""
@@ -122,7 +122,7 @@ class Soak:
         return send(pid, signal.SIGSTOP)
 
     def worker_hangs(self, pid, _):
-        self.hangs.append((pid, time.monotonic() + HANG_PATIENCE))
+        self.hangs.append((pid, time.monotonic() + HANG_TIMEOUT))
         return send(pid, signal.SIGSTOP)
 
     def agent_killed(self, agent, _):
@@ -232,7 +232,7 @@ class Soak:
         self.go_on_until(self.jobs.at_rest, "all to come to rest", 90)
         self.checked["came to rest"] += 1
         before = (self.num_runs, self.training.kind.step)
-        self.go_on_until(lambda: (self.num_runs, self.training.kind.step) > before, "the training to go on", HANG_PATIENCE)
+        self.go_on_until(lambda: (self.num_runs, self.training.kind.step) > before, "the training to go on", HANG_TIMEOUT)
         self.checked["the training goes on"] += 1
         self.rested_for += time.monotonic() - began
         print(f"soak: rested after {time.monotonic() - began:.1f} s; training {self.num_runs} is at step {self.training.kind.step}; "

@@ -93,7 +93,7 @@ def test_a_process_that_an_agent_leaves_behind_is_found_once_it_had_its_time(tmp
     try:
         jobs.look()
         assert jobs.buried == [agent]  # it may still be on its way
-        agent.ended = ended - soak_jobs.ORPHAN_PATIENCE - 1
+        agent.ended = ended - soak_jobs.ORPHAN_TIMEOUT - 1
         with pytest.raises(AssertionError, match="has ended .* and left"):
             jobs.look()
     finally:
