@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <future>
 #include <memory>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "rendezvous/base/syscall.h"
@@ -20,7 +21,8 @@
 namespace muster {
 namespace {
 
-constexpr std::size_t kBlockBytes = std::size_t{8} << 20, kPageBytes = 4096;
+constexpr std::size_t kBlockBytes = std::size_t{2} << 20, kPageBytes = 4096;
+constexpr std::size_t kBlocks = 5;  // one is put together while the others are written
 
 Result<void> sync(const UniqueFd& file, const std::string& path) {
   if (retry_eintr([&] { return ::fsync(file.get()); }) != 0) return fail(errno_error("fsync " + path, errno));
@@ -29,11 +31,19 @@ Result<void> sync(const UniqueFd& file, const std::string& path) {
 
 /// Writes blocks at their places, some at a time while the next is put together, as one alone leaves the disk
 /// idle in between; large files past the page cache, where the file system can: that costs the processor as
-/// much as another copy of them.
+/// much as another copy of them. The blocks stay in the processor's cache.
 class BlockWriter {
  public:
-  BlockWriter(int file, std::size_t size_bytes) : file_(file), size_bytes_(size_bytes) {
-    if (size_bytes >= kBlockBytes) (void)::fcntl(file, F_SETFL, O_DIRECT);
+  BlockWriter(int file, std::size_t size_bytes) : file_(file), size_bytes_(size_bytes) {}
+
+  /// Asks for the space: a disk that is too full says so before the first byte, and writes that do not make
+  /// the file longer can go on beside each other.
+  Result<void> start() {
+    if (size_bytes_ < kBlockBytes) return {};
+    const int result = retry_eintr([&] { return ::fallocate(file_, 0, 0, static_cast<off_t>(size_bytes_)); });
+    if (result != 0 && errno != EOPNOTSUPP) return fail(errno_error("allocate", errno));
+    (void)::fcntl(file_, F_SETFL, O_DIRECT);
+    return {};
   }
 
   Result<void> add(std::string_view piece) {
@@ -67,8 +77,12 @@ class BlockWriter {
   /// Waits until what was in it is written.
   Result<void> prepare(Block& block) const {
     if (block.writing.valid()) return block.writing.get();
+    if (block.memory != nullptr) return {};
     const std::size_t bytes = std::min(size_bytes_ / kPageBytes * kPageBytes + kPageBytes, kBlockBytes);
-    block.memory.reset(static_cast<char*>(std::aligned_alloc(kPageBytes, bytes)));
+    // As one large page: given and pinned once instead of 512 times, which is a quarter of the time of 1 GB.
+    const bool is_large = bytes == kBlockBytes;
+    block.memory.reset(static_cast<char*>(std::aligned_alloc(is_large ? kBlockBytes : kPageBytes, bytes)));
+    if (is_large) (void)::madvise(block.memory.get(), bytes, MADV_HUGEPAGE);
     return {};
   }
 
@@ -101,7 +115,7 @@ class BlockWriter {
 
   int file_;
   std::size_t size_bytes_;
-  std::array<Block, 3> blocks_;
+  std::array<Block, kBlocks> blocks_;
   std::size_t current_ = 0, filled_ = 0;
   FileSum sum_;
 };
@@ -115,7 +129,7 @@ Result<FileSum> write_new_file(const std::string& path, std::span<const std::str
   std::size_t size_bytes = 0;
   for (const std::string_view piece : pieces) size_bytes += piece.size();
   BlockWriter writer(file.get(), size_bytes);
-  Result<void> added;
+  Result<void> added = writer.start();
   for (const std::string_view piece : pieces)
     if (added) added = writer.add(piece);
   auto sum = added ? writer.finish() : Result<FileSum>(fail(std::move(added).error()));

@@ -457,13 +457,19 @@ TEST_CASE("a full disk leaves the previous checkpoint and no other file") {
   const auto manager = first.manager(dir.path());
   first.save(*manager, 1);
   const auto before = names_in(dir.path());
-  for (const rlim_t limit : {0, 1, 100, 4096, 150'000}) {
+  // The larger one is asked for as a whole before a byte is written.
+  for (const auto& [size, limit] : {std::pair<std::size_t, rlim_t>{200'000, 0},
+                                    {200'000, 1},
+                                    {200'000, 100},
+                                    {200'000, 4096},
+                                    {200'000, 150'000},
+                                    {3'000'000, 2'900'000}}) {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
       std::signal(SIGXFSZ, SIG_IGN);  // the write then fails with EFBIG
       const rlimit rlim{limit, limit};
-      const std::string bytes(200'000, 'x');
+      const std::string bytes(size, 'x');
       if (::setrlimit(RLIMIT_FSIZE, &rlim) != 0) ::_exit(2);
       Manifest manifest;
       manifest.training.step = 2;
@@ -472,7 +478,7 @@ TEST_CASE("a full disk leaves the previous checkpoint and no other file") {
     }
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);
-    INFO("limit " << limit);
+    INFO("limit " << limit << " of " << size);
     REQUIRE(status == 0);
     REQUIRE(names_in(dir.path()) == before);
   }
