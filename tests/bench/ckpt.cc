@@ -3,9 +3,8 @@
 // Reads a word per line and answers each with a line of JSON.
 //   copy   one memory copy of the state, to memory that was written before
 //   plain  what the disk takes: as many bytes to one file, four blocks at a time past the page cache, or
-//   through
-//          it where the file system has no other way; then fsync. The same few blocks again and again, as
-//          memory that is not in the processor's cache is written a tenth slower.
+//          through it where the file system has no other way; then fsync. The blocks are the same few again
+//          and again, so that they are in the processor's cache, as those of a checkpoint are.
 //   save   CheckpointManager::save() (what the step waits), then until the write is done; the one before is
 //          removed afterwards, as the files of the others are
 // Usage: ckpt_bench <directory> <megabytes>

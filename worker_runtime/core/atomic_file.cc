@@ -77,7 +77,6 @@ class BlockWriter {
   /// Waits until what was in it is written.
   Result<void> prepare(Block& block) const {
     if (block.writing.valid()) return block.writing.get();
-    if (block.memory != nullptr) return {};
     const std::size_t bytes = std::min(size_bytes_ / kPageBytes * kPageBytes + kPageBytes, kBlockBytes);
     // As one large page: given and pinned once instead of 512 times, which is a quarter of the time of 1 GB.
     const bool is_large = bytes == kBlockBytes;
