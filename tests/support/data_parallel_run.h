@@ -10,6 +10,7 @@
 
 #include <muster/data_parallel.h>
 #include <muster/optim.h>
+#include <muster/trainer.h>
 
 namespace muster::testing {
 
@@ -65,6 +66,32 @@ inline Result<Steps> run_data_parallel(const std::vector<Compute>& devices, int 
     steps.losses.push_back(totals.loss_sum / batch);
     steps.gradients.push_back(models[0].read_grads());
     sgd->step();
+  }
+  return steps;
+}
+
+/// Two epochs of a trainer whose loader's batches, of uint8, go to replicas on `devices`; the first is
+/// `group`'s. With a GradScaler the gradients are larger in between, not afterwards.
+inline Result<Steps> train_replicas(const std::vector<Compute>& devices, ProcessGroup& group,
+                                    const ImageDataset& images, bool scaled = false) {
+  std::vector<nn::Model> models = garment_models(devices.size());
+  MUSTER_TRY(const auto ddp, DistributedDataParallel::create(models[0], devices[0], group));
+  MUSTER_TRY(const auto parallel, DataParallel::create(models, devices));
+  MUSTER_TRY(const auto sgd, Sgd::create(models[0], {.lr = 0.1F}));
+  if (scaled) MUSTER_OK(sgd->use_grad_scaler({}));
+  TrainerOptions options{.capture = false};
+  options.data_parallel = parallel.get();
+  MUSTER_TRY(const auto trainer, Trainer::create(*ddp, *sgd, options));
+  MUSTER_TRY(const auto loader, DataLoader::create(images, SequentialSampler(images.size()),
+                                                   {.batch_size = 8, .num_workers = 2}));
+  Steps steps;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    MUSTER_OK(trainer->begin_epoch(*loader));
+    for (std::int64_t step = 0; step < (images.size() + 7) / 8; ++step) MUSTER_OK(trainer->step());
+    MUSTER_TRY(const Metrics metrics, trainer->take_metrics());
+    if (metrics.num_samples != images.size()) return fail(ErrorCode::kFailed, "samples are missing");
+    steps.losses.push_back(metrics.loss());
+    steps.gradients.push_back(models[0].read_params());
   }
   return steps;
 }

@@ -221,7 +221,9 @@ def test_on_a_terminal_a_bar_is_drawn_and_taken_away(bin_dir):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--nonsense"], ["--nonsense", "--help"]),
+    (["--nonsense"], ["unknown argument --nonsense", "--help"]),
+    (["--workers=-2"], ["--workers"]),
+    (["--data-parallel=0"], ["--data-parallel"]),
     (["--batch-size=0"], ["--batch-size"]),
     (["--epochs=many"], ["--epochs"]),
     (["--model=resnet"], ["--model"]),
@@ -411,6 +413,58 @@ def test_it_writes_events_for_tensorboard_and_a_trace_of_all_ranks(ranks, tmp_pa
     assert all(tag in events.read_bytes() for tag in (b"train/loss", b"test/loss", b"test/accuracy", b"parameters"))
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in trace} == {0, 1} and any("conv1" in event["name"] for event in trace)
+
+
+def test_a_data_loader_makes_the_batches_that_the_device_gathers(job, ranks):
+    flags = ("--epochs=2", "--batch-size=48", "--device=cpu", "--log-every=100")  # 60,000 is no multiple
+    resident = job(*flags)
+    for workers in (0, 3):
+        loaded = job(*flags, f"--workers={workers}")
+        assert loaded.returncode == 0, loaded.stderr
+        assert summary_of(loaded.stdout)["sha256"] == summary_of(resident.stdout)["sha256"]
+        assert re.search(r"^epoch 1/2  step +100/1250 .*  data [\d.]+ [mu]?s  step ", loaded.stdout, re.M), loaded.stdout
+    flags = ("--epochs=1", "--batch-size=16", "--logical-shards=4", "--device=cpu")
+    sums = {summary_of(ranks(2, *flags, *loader)[0].stdout)["sha256"] for loader in ((), ("--workers=1",))}
+    assert len(sums) == 1 and None not in sums
+
+
+def test_with_a_data_loader_a_run_that_was_saved_within_an_epoch_goes_on_there(job, tmp_path):
+    flags = ("--epochs=2", "--batch-size=256", "--device=cpu", "--workers=2", "--checkpoint-every=100")
+    whole = job(*flags, f"--checkpoint={tmp_path}/run")
+    assert whole.returncode == 0, whole.stderr
+    (tmp_path / "run/LATEST").write_text("step-00000400\n")  # in the second epoch
+    shutil.rmtree(tmp_path / "run/step-00000470")
+    resumed = job(*flags, f"--resume={tmp_path}/run")
+    assert f"resumed {tmp_path}/run in epoch 2 after step 400\n" in resumed.stdout, resumed.stderr
+    assert summary_of(resumed.stdout)["sha256"] == summary_of(whole.stdout)["sha256"]
+
+
+@pytest.mark.parametrize("amp", ["off", "fp16"])
+def test_replicas_in_one_process_train_as_one(job, amp):
+    flags = ("--epochs=1", "--batch-size=64", "--device=cpu", "--lr=0.02", "--amp=" + amp)
+    alone, replicas = job(*flags), job(*flags, "--data-parallel=2")
+    assert replicas.returncode == 0, replicas.stderr
+    assert "1 rank (single) on cpu" in replicas.stdout and ", 2 replicas, batch 64 per rank" in replicas.stdout
+    assert summary_of(replicas.stdout)["train_loss"] == pytest.approx(summary_of(alone.stdout)["train_loss"], rel=0.1)
+    assert summary_of(replicas.stdout)["accuracy"] > 80
+    first, second = map(float, re.findall(r"^memory +([\d.]+) MB of a replica$", replicas.stdout, re.M))
+    assert first > second > 0
+    assert not re.search("^memory", alone.stdout, re.M)
+
+
+def test_replicas_are_of_one_process(ranks):
+    results = ranks(2, "--device=cpu", "--data-parallel=2")
+    for result in results:
+        one_line_error(result, 2, "2 replicas (DataParallel) in a job of 2 ranks")
+
+
+def test_ranks_that_it_spawns_give_the_bits_of_ranks_of_the_launcher(job, muster, tmp_path):
+    flags = ("--epochs=1", "--batch-size=32", "--device=cpu")
+    spawned = job(*flags, "--nprocs=2")
+    assert (spawned.returncode, spawned.stderr) == (0, "")
+    assert "2 ranks (shm) on cpu" in spawned.stdout
+    assert summary_of(spawned.stdout)["sha256"] == summary_of(muster(2, *flags).stdout)["sha256"]
+    one_line_error(job("--nprocs=2", f"--data={tmp_path}/none"), 1, "rank ", f"{tmp_path}/none", "No such file or directory")
 
 
 def test_the_learning_rate_warms_up(job):

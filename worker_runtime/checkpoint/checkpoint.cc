@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <muster/checkpoint.h>
+#include <muster/progress.h>
 #include <muster/safe_point.h>
 
 #include "rendezvous/base/env_contract.h"
@@ -50,6 +51,7 @@ class DirectoryManager final : public CheckpointManager {
   }
 
   Result<void> save(const TrainingState& state, bool is_best) override {
+    progress_.pause("checkpoint");  // also of a rank that soon waits for rank 0: no hang is seen in it
     if (group_->rank() != 0) return {};
     MUSTER_OK(wait());
     if (!std::isfinite(state.best_metric) || !std::isfinite(state.epoch_loss_sum))
@@ -242,6 +244,7 @@ class DirectoryManager final : public CheckpointManager {
   nn::Model* model_;
   Optimizer* optimizer_;
   ProcessGroup* group_;
+  Progress progress_;
   CheckpointOptions options_;
   bool is_mine_ = false;  // the directory was empty, or this run continues what is there
   // The thread's while writing_ runs:

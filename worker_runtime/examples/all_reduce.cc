@@ -6,13 +6,13 @@
 #include <cstdio>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-
 #include <muster/init.h>
+
+#include "command_line.h"
 
 namespace {
 
-muster::Result<void> run(const muster::InitOptions& options, std::size_t count, int iterations) {
+muster::Result<int> run(const muster::InitOptions& options, std::size_t count, int iterations) {
   MUSTER_TRY(muster::Context context, muster::init(options));
   std::vector<float> values(count);
   const auto begin = std::chrono::steady_clock::now();
@@ -26,7 +26,7 @@ muster::Result<void> run(const muster::InitOptions& options, std::size_t count, 
               context.group->backend().data());
   if (iterations > 1) std::printf(", %zu bytes in %.1f us", count * sizeof(float), time.count() / iterations);
   std::puts("");
-  return {};
+  return 0;
 }
 
 }  // namespace
@@ -51,16 +51,9 @@ int main(int argc, char** argv) {
   app.add_option("--count", count, "how many")->check(CLI::Range(1, 1 << 28));
   app.add_option("--bytes", bytes, "their size")->check(CLI::Range(4, 1 << 30))->excludes("--count");
   app.add_option("--iterations", iterations, "how often")->check(CLI::Range(1, 1 << 30));
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    return std::fputs(app.help().c_str(), stdout), 0;
-  } catch (const CLI::ParseError& error) {
-    return std::fprintf(stderr, "all_reduce: %s; see all_reduce --help\n", error.what()), 2;
-  }
-  if (backend == "shm") options.backend = muster::Backend::kShm;
-  if (backend == "tcp") options.backend = muster::Backend::kTcp;
-  const auto done = run(options, bytes == 0 ? count : bytes / sizeof(float), iterations);
-  if (!done) std::fprintf(stderr, "all_reduce: %s\n", done.error().message.c_str());
-  return done ? 0 : 1;
+  return run_program(app, argc, argv, [&] {
+    if (backend == "shm") options.backend = muster::Backend::kShm;
+    if (backend == "tcp") options.backend = muster::Backend::kTcp;
+    return run(options, bytes == 0 ? count : bytes / sizeof(float), iterations);
+  });
 }

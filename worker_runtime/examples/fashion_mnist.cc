@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// fashion_mnist: trains a small network on FashionMNIST, data-parallel over as many ranks as its environment
-// says; alone it is one. The images stay on the device; imagenet_train.cc trains on files with a DataLoader.
+// fashion_mnist: trains a small network on FashionMNIST, data-parallel over ranks, of its environment or
+// spawned, or over replicas in one process. Images stay on the device, or a DataLoader makes the batches.
 #include <chrono>
 #include <cmath>
-#include <csignal>
-#include <cstdio>
-#include <string>
-
-#include <CLI/CLI.hpp>
+#include <cstdlib>
 
 #include <muster/checkpoint.h>
+#include <muster/data_parallel.h>
 #include <muster/preemption.h>
 #include <muster/profile.h>
 #include <muster/profiler.h>
 #include <muster/progress_bar.h>
 #include <muster/sampler.h>
 #include <muster/schedule.h>
+#include <muster/spawn.h>
 #include <muster/tensorboard.h>
 #include <muster/trainer.h>
 #include <muster/worker.h>
+
+#include "command_line.h"
 
 using namespace muster;
 
@@ -28,6 +28,7 @@ struct Arguments {
   WorkerOptions worker;
   ResumeOptions run{.model = "garment", .batch_size = 4};
   int epochs = 2, logical_shards = 0, checkpoint_every = 0, log_every = 1000, warmup_steps = 0;
+  int nprocs = 1, workers = -1;
   float lr = 0.001F, momentum = 0.9F, label_smoothing = 0;
   bool scale_lr = false;
   std::string data = kFashionMnistDirectory, optimizer = "sgd", amp = "off", log_dir, profile;
@@ -38,10 +39,11 @@ void add_options(CLI::App& app, Arguments& args) {
   const auto add = [&app](const char* flag, auto& value, const char* help) {
     return app.add_option(flag, value, help);
   };
-  const CLI::Range part(0.0, 1.0), count(0, 1'000'000'000), positive(1, 1'000'000'000);
+  const CLI::Validator part = between(0, 1);
+  const CLI::Range count(0, 1'000'000'000), positive(1, 1'000'000'000), few(1, 1024);
   add("--epochs", args.epochs, "in all, those of a resumed run included")->check(count);
   add("-b,--batch-size", args.run.batch_size, "samples per step and rank")->check(CLI::Range(1, 65536));
-  add("--lr", args.lr, "learning rate")->check(CLI::Range(0.0, 1e6));
+  add("--lr", args.lr, "learning rate")->check(between(0, 1e6));
   app.add_flag("--scale-lr", args.scale_lr, "times the number of ranks, whenever the world is another");
   add("--warmup-steps", args.warmup_steps, "in which the rate rises from a third of it")->check(count);
   add("--optimizer", args.optimizer, "sgd or adamw")->check(CLI::IsMember({"sgd", "adamw"}));
@@ -51,8 +53,7 @@ void add_options(CLI::App& app, Arguments& args) {
   add("--data", args.data, "directory of the IDX files, plain or .gz");
   add("--model", args.run.model, "garment: convolutions")->check(CLI::IsMember({"garment", "lenet5", "mlp"}));
   add("--amp", args.amp, "mixed precision")->check(CLI::IsMember({"off", "bf16", "fp16"}));
-  add("--logical-shards", args.logical_shards,
-      "batches per step over all ranks, whose number then changes no bit; a power of two, 0: off")
+  add("--logical-shards", args.logical_shards, "of a step over all ranks, whose number then changes no bit")
       ->check(CLI::Range(0, 65536));
   add("--checkpoint", args.run.checkpoint, "directory to save to after each epoch and at SIGTERM");
   add("--checkpoint-every", args.checkpoint_every, "steps: saves within epochs, too")->check(count);
@@ -60,16 +61,11 @@ void add_options(CLI::App& app, Arguments& args) {
   add("--log-every", args.log_every, "steps over which the training loss is averaged")->check(positive);
   add("--log-dir", args.log_dir, "where rank 0 writes events for TensorBoard");
   add("--profile", args.profile, "file for a Chrome trace of three steps of all ranks");
-  add("--init-method", args.worker.init_method, "env://, tcp://HOST:PORT?rank=R&world_size=W, file:///...");
-  add("--backend", args.worker.backend, "auto, shm, tcp, nccl or gloo");
-  add("--local-rank,--local_rank", args.worker.local_rank, "place on this node; -1: found out");
-  add("--device", args.worker.device, "auto, cpu, cuda, or the GPUs of this node's ranks, as 0,3");
-  add("--gpu-memory-fraction", args.worker.compute.memory_fraction, "what arenas take at most");
-  app.callback([&args] {
-    if (const auto known = args.worker.check(); !known) throw CLI::ValidationError(known.error().message);
-    if (!std::isfinite(args.lr + args.momentum + args.label_smoothing))
-      throw CLI::ValidationError("--lr, --momentum and --label-smoothing are finite numbers");
-  });
+  add("--nprocs", args.nprocs, "ranks on this node that find each other without a launcher")->check(few);
+  add("--data-parallel", args.worker.replicas, "replicas of the model in one process")->check(few);
+  add("-j,--workers", args.workers, "threads of a DataLoader; -1: batches are gathered on the device")
+      ->check(CLI::Range(-1, 1024));
+  add_worker_options(app, args.worker);
 }
 
 /// The exit code.
@@ -77,15 +73,18 @@ Result<int> train(Arguments args) {
   MUSTER_TRY(const ImageDataset train_images, load_fashion_mnist(args.data, Split::kTrain));
   MUSTER_TRY(const ImageDataset test_images, load_fashion_mnist(args.data, Split::kTest));
   MUSTER_TRY(const Worker worker, start_worker(args.worker));
-  const auto& [compute, context] = worker;
+  const auto& [compute, context, replicas] = worker;
   ProcessGroup& group = *context.group;
   MUSTER_TRY(const DeviceDataset train_set, DeviceDataset::upload(compute, train_images));
   MUSTER_TRY(const DeviceDataset test_set, DeviceDataset::upload(compute, test_images));
   nn::ModelOptions options;
   if (args.amp != "off") options.autocast = args.amp == "bf16" ? DType::kBFloat16 : DType::kFloat16;
-  nn::Model model = args.run.model == "mlp"      ? nn::mlp(options)
-                    : args.run.model == "lenet5" ? nn::lenet5(options)
-                                                 : nn::garment_classifier(options);
+  std::vector<nn::Model> models;
+  while (models.size() < replicas.size())
+    models.push_back(args.run.model == "mlp"      ? nn::mlp(options)
+                     : args.run.model == "lenet5" ? nn::lenet5(options)
+                                                  : nn::garment_classifier(options));
+  nn::Model& model = models.front();
   Generator generator(args.run.seed.value_or(0));
   model.initialize(generator);
   MUSTER_TRY(const auto ddp,
@@ -100,6 +99,8 @@ Result<int> train(Arguments args) {
   if (args.amp == "fp16") MUSTER_OK(optimizer->use_grad_scaler({}));
   TrainerOptions training{.batch_size = args.run.batch_size, .capture = args.profile.empty()};
   training.loss = std::make_shared<const CrossEntropy>(args.label_smoothing);
+  MUSTER_TRY(const auto data_parallel, DataParallel::create(models, replicas));
+  if (models.size() > 1) training.data_parallel = data_parallel.get();
   MUSTER_TRY(const auto trainer, Trainer::create(*ddp, *optimizer, train_set, training));
   args.run.same_for_any_world = args.logical_shards > 0;
   MUSTER_TRY(auto run, resume(model, *optimizer, group, args.run));
@@ -110,6 +111,15 @@ Result<int> train(Arguments args) {
                                                        .seed = state.seed,
                                                        .logical_shards = args.logical_shards,
                                                        .batch_size = args.run.batch_size}));
+  sampler.set_epoch(static_cast<std::uint64_t>(state.epoch));
+  MUSTER_OK(sampler.start_at(state.epoch_samples));
+  const int rank_images = args.run.batch_size * ddp->shards_per_rank();
+  std::unique_ptr<DataLoader> loader;
+  if (args.workers >= 0 || models.size() > 1) {
+    DataLoaderOptions loading{.batch_size = rank_images, .num_workers = std::max(args.workers, 0)};
+    loading.pin_memory = compute;
+    MUSTER_TRY(loader, DataLoader::create(train_images, sampler, loading));
+  }
   MUSTER_TRY(const auto preemption, Preemption::create(context));
   std::unique_ptr<SummaryWriter> writer;
   if (context.rank == 0 && !args.log_dir.empty()) {
@@ -128,29 +138,24 @@ Result<int> train(Arguments args) {
     bar.print("resumed %s in epoch %ld after step %ld", args.run.resume.c_str(), state.epoch + 1, state.step);
   Metrics epoch, last_window, test;
   const std::int64_t first_step = state.step;
-  const int step_images = args.run.batch_size * ddp->shards_per_rank() * context.world_size;
   std::int64_t images = 0;
   double seconds = 0;  // of training, without evaluations and checkpoints
   bool stop = false;
-  const auto save = [&, &checkpoints = run.checkpoints, &state = run.state](bool is_best) -> Result<void> {
-    trainer->progress().pause("checkpoint");  // takes as long as it takes: no hang is seen in it
-    return checkpoints ? checkpoints->save(state, is_best) : Result<void>();
-  };
   while (state.epoch < args.epochs && !stop) {
     sampler.set_epoch(static_cast<std::uint64_t>(state.epoch));
-    MUSTER_OK(sampler.start_at(state.epoch_samples));
-    MUSTER_OK(trainer->begin_epoch(sampler.indices()));
-    trainer->progress().begin_epoch(state.epoch + 1, trainer->steps_in_epoch());
-    std::int64_t step = state.epoch_samples / step_images, window_begin = step;
+    if (loader) loader->set_epoch(sampler.epoch());
+    MUSTER_OK(loader ? trainer->begin_epoch(*loader) : trainer->begin_epoch(sampler.indices()));
+    std::int64_t step = state.epoch_samples / (rank_images * context.world_size), window_begin = step;
     const std::int64_t steps = step + trainer->steps_in_epoch();
+    trainer->progress().begin_epoch(state.epoch + 1, steps - step);
     bar.begin_epoch(static_cast<int>(state.epoch) + 1, args.epochs, steps, step);
     epoch = {.loss_sum = state.epoch_loss_sum, .num_samples = state.epoch_samples};
     Metrics window;
     const auto begin = std::chrono::steady_clock::now();
     while (step < steps && !stop) {
       optimizer->set_lr(args.lr * warm_up_factor(state.schedule_step, args.warmup_steps));
-      std::int64_t most = profiler ? 1 : std::min(args.log_every - step % args.log_every, steps - step);
-      if (state.schedule_step < args.warmup_steps) most = 1;
+      std::int64_t most = std::min(args.log_every - step % args.log_every, steps - step);
+      if (profiler || state.schedule_step < args.warmup_steps) most = 1;
       if (args.checkpoint_every > 0)
         most = std::min(most, args.checkpoint_every - state.step % args.checkpoint_every);
       MUSTER_TRY(const std::int64_t done, trainer->steps(most));
@@ -161,7 +166,7 @@ Result<int> train(Arguments args) {
       state.schedule_step += done;
       bar.update(step);
       const bool ends = step == steps || stop, logs = step % args.log_every == 0;
-      const bool saves = args.checkpoint_every > 0 && state.step % args.checkpoint_every == 0;
+      const bool saves = checkpoints && args.checkpoint_every > 0 && state.step % args.checkpoint_every == 0;
       if (!ends && !logs && !saves) continue;
       MUSTER_TRY(const Metrics metrics, trainer->take_metrics());
       if (!std::isfinite(metrics.loss_sum))
@@ -171,11 +176,12 @@ Result<int> train(Arguments args) {
       images += metrics.num_samples;
       state.epoch_samples = epoch.num_samples;
       state.epoch_loss_sum = epoch.loss_sum;
-      if (saves && !ends) MUSTER_OK(save(false));
+      if (saves && !ends) MUSTER_OK(checkpoints->save(state));
       if (!logs) continue;
       if (step - window_begin == args.log_every) {  // after a resumption a window may lack its beginning
         last_window = window;
-        bar.interval({.loss = window.loss(), .images = window.num_samples, .lr = optimizer->lr()});
+        bar.interval({window.loss(), window.num_samples, optimizer->lr(),
+                      loader ? std::optional(loader->wait_time()) : std::nullopt});
         if (writer) writer->add_scalar("train/loss", window.loss(), state.step);
       }
       window = {};
@@ -191,10 +197,10 @@ Result<int> train(Arguments args) {
     if (writer) writer->add_scalar("test/loss", test.loss(), state.step);
     if (writer) writer->add_scalar("test/accuracy", test.accuracy(), state.step);
     if (writer) writer->add_histogram("parameters", model.read_params(), state.step);
-    MUSTER_OK(save(is_best));
+    if (checkpoints) MUSTER_OK(checkpoints->save(state, is_best));
   }
   const bool preempted = state.epoch < args.epochs;
-  if (preempted) MUSTER_OK(save(false));
+  if (preempted && checkpoints) MUSTER_OK(checkpoints->save(state));
   if (checkpoints) MUSTER_OK(checkpoints->wait());
   MUSTER_OK(group.barrier());  // nobody leaves while another rank still saves or computes
   if (preempted) {
@@ -220,6 +226,8 @@ Result<int> train(Arguments args) {
   if (const auto time = ddp->communication(); time.steps > 0 && ddp->buckets().size() > 1)
     bar.print("communication  %.2f ms a step, %.0f %% hidden behind backward", time.milliseconds_per_step(),
               100 * time.hidden_share());
+  for (const Compute& replica : replicas)
+    if (models.size() > 1) bar.print("memory       %.2f MB of a replica", memory_allocated(replica) / 1e6);
   bar.print("parameters   sha256 %s", nn::parameters_sha256(model).c_str());
   return 0;
 }
@@ -230,20 +238,12 @@ int main(int argc, char** argv) {
   Arguments args;
   CLI::App app(
       "Trains a small network on FashionMNIST, data-parallel over all ranks.\n"
-      "Alone:        fashion_mnist --epochs 1\n"
       "Two workers:  muster --standalone --nproc-per-node=2 fashion_mnist --epochs 1",
       "fashion_mnist");
   add_options(app, args);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "fashion_mnist: %s; see fashion_mnist --help\n", error.what());
-    return 2;
-  }
-  const auto done = train(args);
-  if (done) return *done;
-  std::fprintf(stderr, "fashion_mnist: %s\n", done.error().message.c_str());
-  return done.error().code == ErrorCode::kInvalidArgument ? 2 : 1;
+  return run_program(app, argc, argv, [&args]() -> Result<int> {
+    if (args.nprocs == 1) return train(args);
+    return spawn(args.nprocs, [&args](int) { return train(args).map([](int code) { std::exit(code); }); })
+        .map([] { return 0; });
+  });
 }

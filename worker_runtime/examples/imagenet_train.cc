@@ -9,8 +9,6 @@
 #include <set>
 #include <string>
 
-#include <CLI/CLI.hpp>
-
 #include <muster/checkpoint.h>
 #include <muster/data_loader.h>
 #include <muster/datasets.h>
@@ -24,6 +22,8 @@
 #include <muster/trainer.h>
 #include <muster/transforms.h>
 #include <muster/worker.h>
+
+#include "command_line.h"
 
 using namespace muster;
 
@@ -44,7 +44,8 @@ void add_options(CLI::App& app, Arguments& args) {
   const auto add = [&app](const char* flag, auto& value, const char* help) {
     return app.add_option(flag, value, help);
   };
-  const CLI::Range part(0.0, 1.0), count(0, 1'000'000), positive(1, 1'000'000);
+  const CLI::Validator part = between(0, 1);
+  const CLI::Range count(0, 1'000'000), positive(1, 1'000'000);
   add("DIR", args.data, "the data: DIR/train and DIR/val");
   add("-a,--arch", args.run.model, "the model")
       ->check(CLI::IsMember({"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"}));
@@ -52,7 +53,7 @@ void add_options(CLI::App& app, Arguments& args) {
   add("--epochs", args.epochs, "in all, those of a resumed run included")->check(count);
   add("--start-epoch", args.start_epoch, "where nothing is resumed")->check(count);
   add("-b,--batch-size", args.run.batch_size, "images per step and rank")->check(CLI::Range(1, 65536));
-  add("--lr,--learning-rate", args.sgd.lr, "divided by 10 every 30 epochs")->check(CLI::Range(0.0, 1e6));
+  add("--lr,--learning-rate", args.sgd.lr, "divided by 10 every 30 epochs")->check(between(0, 1e6));
   add("--warmup-epochs", args.warmup_epochs, "in which the rate rises from a third of it")->check(count);
   add("--momentum", args.sgd.momentum, "of SGD")->check(part);
   add("--wd,--weight-decay", args.sgd.weight_decay, "of SGD")->check(part);
@@ -70,16 +71,7 @@ void add_options(CLI::App& app, Arguments& args) {
   add("--resume", args.run.resume, "directory to continue from; that of --checkpoint may be empty yet");
   add("--log-dir", args.log_dir, "where rank 0 writes events for TensorBoard");
   add("--profile", args.profile, "file for a Chrome trace of three steps of all ranks");
-  add("--init-method,--dist-url", args.worker.init_method, "env://, tcp://HOST:PORT?..., file:///PATH?...");
-  add("--backend,--dist-backend", args.worker.backend, "auto, shm, tcp, nccl or gloo");
-  add("--local-rank,--local_rank", args.worker.local_rank, "place on this node; -1: found out");
-  add("--device,--gpu", args.worker.device, "auto, cpu, cuda, or the GPUs of this node's ranks, as 0,3");
-  add("--gpu-memory-fraction", args.worker.compute.memory_fraction, "what arenas take at most");
-  app.callback([&args] {
-    if (const auto known = args.worker.check(); !known) throw CLI::ValidationError(known.error().message);
-    if (!std::isfinite(args.sgd.lr + args.sgd.momentum + args.sgd.weight_decay + args.label_smoothing))
-      throw CLI::ValidationError("--lr, --momentum, --wd and --label-smoothing are finite numbers");
-  });
+  add_worker_options(app, args.worker);
 }
 
 /// The exit code.
@@ -100,7 +92,7 @@ Result<int> train(const Arguments& args) {
   const int classes = static_cast<int>(train_set.classes().size());
 
   MUSTER_TRY(const Worker worker, start_worker(args.worker));
-  const auto& [compute, context] = worker;
+  const auto& [compute, context, replicas] = worker;
   ProcessGroup& group = *context.group;
 
   nn::ModelOptions options{.sync_batch_norm = args.sync_bn ? &group : nullptr};
@@ -161,27 +153,18 @@ Result<int> train(const Arguments& args) {
   if (!args.profile.empty()) {
     MUSTER_TRY(profiler, Profiler::create(compute, group, {.schedule = {}, .path = args.profile}));
   }
-  const auto next_batch = [&, &compute = worker.compute] {
-    const RecordFunction range(compute, "data");
-    return train_loader->next();
-  };
-  const auto save = [&, &checkpoints = run.checkpoints, &state = run.state](bool is_best) -> Result<void> {
-    trainer->progress().pause("checkpoint");  // takes as long as it takes: no hang is seen in it
-    return checkpoints ? checkpoints->save(state, is_best) : Result<void>();
-  };
   bool stop = false;
   while (state.epoch < args.epochs && !stop) {
     train_loader->set_epoch(static_cast<std::uint64_t>(state.epoch));
+    MUSTER_OK(trainer->begin_epoch(*train_loader));
     std::int64_t step = steps - train_loader->size();
     bar.begin_epoch(static_cast<int>(state.epoch) + 1, args.epochs, steps, step);
     Metrics epoch{.loss_sum = state.epoch_loss_sum, .num_samples = state.epoch_samples};
-    while (!stop) {
-      MUSTER_TRY(const Batch* const batch, next_batch());
-      if (batch == nullptr) break;
+    while (step < steps && !stop) {
       const std::int64_t at = state.epoch * steps + step;
       optimizer->set_lr(step_lr(args.sgd.lr, at, 30 * steps) *
                         warm_up_factor(at, args.warmup_epochs * steps));
-      MUSTER_OK(trainer->step(*batch));
+      MUSTER_OK(trainer->step());
       MUSTER_TRY(stop, preemption->should_stop());
       if (profiler && !profiler->is_done()) MUSTER_OK(profiler->step());
       ++step;
@@ -209,11 +192,11 @@ Result<int> train(const Arguments& args) {
     if (writer) writer->add_scalar("val/loss", val.loss(), state.step);
     if (writer) writer->add_scalar("val/acc1", 100 * val.accuracy(), state.step);
     if (writer) writer->add_scalar("val/acc5", 100 * val.accuracy5(), state.step);
-    MUSTER_OK(save(is_best));
+    if (checkpoints) MUSTER_OK(checkpoints->save(state, is_best));
   }
 
   const bool preempted = state.epoch < args.epochs;
-  if (preempted) MUSTER_OK(save(false));
+  if (preempted && checkpoints) MUSTER_OK(checkpoints->save(state));
   if (checkpoints) MUSTER_OK(checkpoints->wait());
   MUSTER_OK(group.barrier());  // nobody leaves while another rank still saves or computes
   if (preempted)
@@ -234,16 +217,5 @@ int main(int argc, char** argv) {
       "Two workers:  muster --standalone --nproc-per-node=2 imagenet_train -a resnet50 DIR",
       "imagenet_train");
   add_options(app, args);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
-  } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "imagenet_train: %s; see imagenet_train --help\n", error.what());
-    return 2;
-  }
-  const auto done = train(args);
-  if (done) return *done;
-  std::fprintf(stderr, "imagenet_train: %s\n", done.error().message.c_str());
-  return done.error().code == ErrorCode::kInvalidArgument ? 2 : 1;
+  return run_program(app, argc, argv, [&args] { return train(args); });
 }

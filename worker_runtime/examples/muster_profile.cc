@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster-profile: prints MACs and parameters of a model, layer by layer: `muster-profile resnet50 3x224x224`.
-#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <map>
 #include <optional>
 #include <string>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <muster/profile.h>
+
+#include "command_line.h"
 
 namespace {
 
@@ -50,10 +50,18 @@ std::string to_json(const ModelProfile& profile) {
   return json.dump(1) + "\n";
 }
 
-int fail_with(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  std::fprintf(stderr, "muster-profile: %s\n", text.c_str());
-  return 2;
+Result<int> print(const std::string& name, std::string shape_text, MacRule rule, bool json) {
+  if (shape_text.empty()) shape_text = name.starts_with("resnet") ? "3x224x224" : "1x28x28";
+  const std::optional<nn::Shape> shape = parse_shape(shape_text);
+  if (!shape)
+    return fail(ErrorCode::kInvalidArgument,
+                "'" + shape_text +
+                    "' is not the shape of an image, channels x height x width such as 3x224x224 (each 1 to "
+                    "16384), or with a batch in front 8x3x224x224");
+  MUSTER_TRY(const nn::Model model, make_model(name, {shape->begin() + 1, shape->end()}));
+  MUSTER_TRY(const ModelProfile counted, profile(model, *shape, {.rule = rule, .custom_rules = {}}));
+  std::fputs((json ? to_json(counted) : to_table(counted)).c_str(), stdout);
+  return 0;
 }
 
 }  // namespace
@@ -76,24 +84,5 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"old", "new", "pure"}))
       ->capture_default_str();
   app.add_flag("--json", json, "exact numbers as JSON");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    return fail_with(std::string(error.what()) + "; see muster-profile --help");
-  }
-  if (shape_text.empty()) shape_text = name.starts_with("resnet") ? "3x224x224" : "1x28x28";
-  const std::optional<nn::Shape> shape = parse_shape(shape_text);
-  if (!shape)
-    return fail_with("'" + shape_text +
-                     "' is not the shape of an image, channels x height x width such as 3x224x224 (each 1 to "
-                     "16384), or with a batch in front 8x3x224x224");
-  const auto model = make_model(name, {shape->begin() + 1, shape->end()});
-  if (!model) return fail_with(name + ": " + model.error().message);
-  const auto counted = profile(*model, *shape, {.rule = rules.at(rule), .custom_rules = {}});
-  if (!counted) return fail_with(name + ": " + counted.error().message);
-  std::fputs((json ? to_json(*counted) : to_table(*counted)).c_str(), stdout);
-  return 0;
+  return run_program(app, argc, argv, [&] { return print(name, shape_text, rules.at(rule), json); });
 }

@@ -45,29 +45,38 @@ Result<Wanted> read(const WorkerOptions& options) {
     return invalid(
         "local rank {} or memory fraction {}: a rank is not negative, a fraction above 0 and at most 1",
         options.local_rank, fraction);
+  if (options.replicas < 1) return invalid("{} replicas; there is at least 1", options.replicas);
   return out;
 }
 
-/// Why this rank cannot train on a GPU; nothing where it can: then `gpu` is the one.
-std::optional<std::string> obstacle(const Wanted& wanted, int local_rank, int world_size, int& gpu) {
-  const auto place = static_cast<std::size_t>(local_rank);
-  if (!wanted.gpus.empty() && place >= wanted.gpus.size())
-    return fmt::format("is local rank {}, and {} GPUs are named", local_rank, wanted.gpus.size());
-  gpu = wanted.gpus.empty() ? local_rank : wanted.gpus[place];
+/// Why this rank cannot train on GPUs from place `local_rank` on; nothing where it can: then it has `gpus`.
+std::optional<std::string> obstacle(const Wanted& wanted, int local_rank, int world_size,
+                                    std::vector<int>& gpus) {
   const int count = gpu_count();
-  if (count == 0) {
-    const auto none = make_compute(DeviceType::kCuda, gpu);  // says what is missing
-    return "sees no GPU" + (none ? "" : ": " + none.error().message);
+  for (int& gpu : gpus) {
+    const auto place = static_cast<std::size_t>(local_rank + (&gpu - gpus.data()));
+    if (!wanted.gpus.empty() && place >= wanted.gpus.size())
+      return gpus.size() > 1
+                 ? fmt::format("has {} replicas, and {} GPUs are named", gpus.size(), wanted.gpus.size())
+                 : fmt::format("is local rank {}, and {} GPUs are named", local_rank, wanted.gpus.size());
+    gpu = wanted.gpus.empty() ? static_cast<int>(place) : wanted.gpus[place];
+    if (count == 0) {
+      const auto none = make_compute(DeviceType::kCuda, gpu);  // says what is missing
+      return "sees no GPU" + (none ? "" : ": " + none.error().message);
+    }
+    if (gpu >= count)
+      return fmt::format("would take GPU {} and sees {}: a GPU per {} is needed", gpu, count,
+                         gpus.size() > 1 ? "replica" : "rank");
   }
-  if (gpu >= count) return fmt::format("would take GPU {} and sees {}: a GPU per rank is needed", gpu, count);
   const auto nccl = world_size > 1 ? check_backend(Backend::kNccl) : Result<void>();
   return nccl ? std::nullopt : std::optional("cannot use NCCL: " + nccl.error().message);
 }
 
 /// A collective: whether every rank can have a GPU. If one cannot, this is an error where GPUs were asked
 /// for.
-Result<bool> agree_on_gpus(const Wanted& wanted, const Context& context, int local_rank, int& gpu) {
-  const auto problem = obstacle(wanted, local_rank, context.world_size, gpu);
+Result<bool> agree_on_gpus(const Wanted& wanted, const Context& context, int local_rank,
+                           std::vector<int>& gpus) {
+  const auto problem = obstacle(wanted, local_rank, context.world_size, gpus);
   // The lowest rank with an obstacle, and whether nobody sees a GPU.
   std::int32_t votes[] = {problem ? context.rank : context.world_size, gpu_count() > 0 ? 0 : 1};
   MUSTER_OK(context.group->all_reduce({votes, 2, DType::kInt32}, ReduceOp::kMin));
@@ -100,17 +109,23 @@ Result<Worker> start_worker(const WorkerOptions& options) {
   if (options.backend == "gloo" && context.rank == 0)
     std::fprintf(stderr, "muster: note: backend gloo: muster's own for the CPU is used (%.*s)\n",
                  static_cast<int>(context.group->backend().size()), context.group->backend().data());
+  if (options.replicas > 1 && context.world_size > 1)
+    return invalid("{} replicas (DataParallel) in a job of {} ranks; start one process, or no replicas",
+                   options.replicas, context.world_size);
   bool use_gpus = false;
-  int gpu = 0;
+  std::vector<int> gpus(static_cast<std::size_t>(options.replicas));  // of the CPU as many times its one
   if (wanted.may_use_gpus) {
     const int local_rank = options.local_rank >= 0 ? options.local_rank : context.local_rank;
-    MUSTER_TRY(use_gpus, agree_on_gpus(wanted, context, local_rank, gpu));
+    MUSTER_TRY(use_gpus, agree_on_gpus(wanted, context, local_rank, gpus));
   }
-  MUSTER_TRY(out.compute,
-             make_compute(use_gpus ? DeviceType::kCuda : DeviceType::kCpu, gpu, options.compute));
+  for (const int gpu : gpus) {
+    MUSTER_TRY(out.replicas.emplace_back(),
+               make_compute(use_gpus ? DeviceType::kCuda : DeviceType::kCpu, gpu, options.compute));
+  }
+  out.compute = out.replicas.front();
   if (use_gpus) {
     init_options.backend = Backend::kNccl;
-    init_options.cuda_device = gpu;
+    init_options.cuda_device = gpus.front();
     init_options.cuda_stream = stream_of(out.compute);
     MUSTER_TRY(out.context.group, new_group(context, "gpu", init_options));
   }
@@ -119,8 +134,10 @@ Result<Worker> start_worker(const WorkerOptions& options) {
 
 std::string describe(const Worker& worker) {
   const Context& context = worker.context;
-  return fmt::format("{} rank{} ({}) on {}", context.world_size, context.world_size == 1 ? "" : "s",
-                     context.group->backend(), describe(worker.compute));
+  const std::size_t replicas = worker.replicas.size();
+  return fmt::format("{} rank{} ({}) on {}{}", context.world_size, context.world_size == 1 ? "" : "s",
+                     context.group->backend(), describe(worker.compute),
+                     replicas > 1 ? fmt::format(", {} replicas", replicas) : "");
 }
 
 }  // namespace muster

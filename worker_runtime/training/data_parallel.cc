@@ -8,6 +8,7 @@
 #include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/cast/cast.h"
+#include "worker_runtime/training/batch.h"
 
 namespace muster {
 namespace {
@@ -24,10 +25,10 @@ class ThreadedDataParallel final : public DataParallel {
 
   Result<void> start(std::span<nn::Model> models, std::span<const Compute> computes) {
     for (std::size_t i = 0; i < replicas_.size(); ++i) {
-      MUSTER_OK(models[i].allocate(computes[i]));
+      if (i > 0 || models[i].params() == nullptr) MUSTER_OK(models[i].allocate(computes[i]));
       models[i].set_shards(static_cast<int>(i), 1);
       MUSTER_TRY(void* const state, computes[i]->allocate(sizeof(State)));
-      replicas_[i] = {&models[i], computes[i].get(), static_cast<State*>(state), {}, {}, {}};
+      replicas_[i] = {&models[i], computes[i].get(), static_cast<State*>(state)};
     }
     if (replicas_.size() > 1 && computes[0]->type() != DeviceType::kCpu) {
       MUSTER_TRY(void* const received, computes[0]->allocate(models[0].arena_bytes()));
@@ -40,21 +41,17 @@ class ThreadedDataParallel final : public DataParallel {
     return {};
   }
 
-  Result<LossTotals> forward_backward(std::span<const float> input, std::span<const std::int32_t> labels,
-                                      const Loss& loss) override {
-    const auto sample = static_cast<std::size_t>(nn::elements_of(replicas_[0].model->input_shape()));
-    if (labels.empty() || input.size() != labels.size() * sample)
-      return invalid("{} values are no batch of {} samples", input.size(), labels.size());
-    const std::vector<int> sizes =
-        chunk_sizes(static_cast<int>(labels.size()), static_cast<int>(replicas_.size()));
-    std::size_t begin = 0;
+  Result<LossTotals> forward_backward(const Batch& batch, const Loss& loss, float loss_scale) override {
+    MUSTER_OK(check_fits(*replicas_[0].model, batch));
+    const std::vector<int> sizes = chunk_sizes(batch.size(), static_cast<int>(replicas_.size()));
+    int begin = 0;
     for (std::size_t i = 0; i < replicas_.size(); ++i) {
-      const std::size_t size = i < sizes.size() ? static_cast<std::size_t>(sizes[i]) : 0;
-      replicas_[i].input = input.subspan(begin * sample, size * sample);
-      replicas_[i].labels = labels.subspan(begin, size);
-      begin += size;
+      replicas_[i].begin = begin;
+      replicas_[i].size = i < sizes.size() ? sizes[i] : 0;
+      begin += replicas_[i].size;
     }
-    batch_ = labels.size();
+    batch_ = &batch;
+    loss_scale_ = loss_scale;
     loss_ = &loss;
     Device& first = *replicas_[0].device;
     MUSTER_OK(first.synchronize());  // the optimizer is done with the parameters
@@ -78,16 +75,17 @@ class ThreadedDataParallel final : public DataParallel {
   struct Replica {
     nn::Model* model = nullptr;
     Device* device = nullptr;
-    State* state = nullptr;        // device memory
-    std::span<const float> input;  // its part of the batch, or nothing
-    std::span<const std::int32_t> labels;
-    Result<LossTotals> result;
+    State* state = nullptr;       // device memory
+    std::byte* staged = nullptr;  // likewise, of `staged_bytes`: its part of the batch, on a GPU
+    std::size_t staged_bytes = 0;
+    int begin = 0, size = 0;  // that part; no samples: it has none
+    Result<LossTotals> result = {};
   };
 
   /// Of every replica at the same time.
   void run(Replica& replica) {
     const nn::Model &model = *replica.model, &first = *replicas_[0].model;
-    if (&model != &first && !replica.labels.empty()) {
+    if (&model != &first && replica.size > 0) {
       replica.device->copy_on_device(model.params(), first.params(), model.arena_bytes());
       model.round_params();
       replica.device->copy_on_device(model.buffer_arena(), first.buffer_arena(),
@@ -95,17 +93,15 @@ class ThreadedDataParallel final : public DataParallel {
       (void)replica.device->synchronize();  // compute() returns its error, too
     }
     meeting_.arrive_and_wait();  // from here on replica 0 changes its buffers
-    if (!replica.labels.empty()) replica.result = compute(replica);
+    if (replica.size > 0) replica.result = compute(replica);
     meeting_.arrive_and_wait();
   }
 
-  Result<LossTotals> compute(Replica& replica) const {
+  Result<LossTotals> compute(Replica& replica) {
     Device& device = *replica.device;
-    const auto size = static_cast<int>(replica.labels.size());
-    MUSTER_TRY(const nn::Plan* const plan, replica.model->plan(size, nn::Mode::kTraining));
-    State state{{}, static_cast<float>(size) / static_cast<float>(batch_)};
-    device.copy_to_device(plan->input(), replica.input.data(), replica.input.size_bytes());
-    device.copy_to_device(plan->labels(), replica.labels.data(), replica.labels.size_bytes());
+    MUSTER_TRY(const nn::Plan* const plan, replica.model->plan(replica.size, nn::Mode::kTraining));
+    State state{{}, loss_scale_ * static_cast<float>(replica.size) / static_cast<float>(batch_->size())};
+    MUSTER_OK(load(replica, *plan));
     device.copy_to_device(replica.state, &state, sizeof state);
     plan->forward();
     LossFrame frame = loss_frame(*replica.model, *plan);
@@ -116,6 +112,29 @@ class ThreadedDataParallel final : public DataParallel {
     device.copy_to_host(&state, replica.state, sizeof state);
     MUSTER_OK(device.synchronize());
     return state.totals;
+  }
+
+  Result<void> load(Replica& replica, const nn::Plan& plan) {
+    Device& device = *replica.device;
+    const Batch& batch = *batch_;
+    if (device.type() == DeviceType::kCpu) {
+      load_batch(device, plan, batch, batch.inputs.data, batch.labels.data(), replica.begin);
+      return {};
+    }
+    const auto size = static_cast<std::size_t>(replica.size), begin = static_cast<std::size_t>(replica.begin),
+               sample = batch.inputs.size_bytes() / batch.labels.size();
+    const std::size_t labels_at = (size * sample + 15) / 16 * 16, label = sizeof batch.labels[0];
+    if (labels_at + size * label > replica.staged_bytes) {
+      replica.staged_bytes = labels_at + size * label;
+      MUSTER_TRY(void* const staged, device.allocate(replica.staged_bytes));
+      replica.staged = static_cast<std::byte*>(staged);
+    }
+    device.copy_to_device(replica.staged, static_cast<const std::byte*>(batch.inputs.data) + begin * sample,
+                          size * sample);
+    const void* const labels = replica.staged + labels_at;
+    device.copy_to_device(replica.staged + labels_at, &batch.labels[begin], size * label);
+    load_batch(device, plan, batch, replica.staged, static_cast<const std::int32_t*>(labels), 0);
+    return {};
   }
 
   void add_gradients(const nn::Model& from) {
@@ -133,8 +152,9 @@ class ThreadedDataParallel final : public DataParallel {
   std::vector<std::thread> threads_;  // of all replicas but the first
   float* received_ = nullptr;         // another GPU's gradients, on the first
   bool stopping_ = false;             // this and what follows: written while the threads wait
-  std::size_t batch_ = 0;
+  const Batch* batch_ = nullptr;
   const Loss* loss_ = nullptr;
+  float loss_scale_ = 1;
 };
 
 }  // namespace
@@ -144,6 +164,16 @@ std::vector<int> chunk_sizes(int batch, int devices) {
   std::vector<int> sizes;
   for (int begin = 0; begin < batch; begin += size) sizes.push_back(std::min(size, batch - begin));
   return sizes;
+}
+
+Result<LossTotals> DataParallel::forward_backward(std::span<const float> input,
+                                                  std::span<const std::int32_t> labels, const Loss& loss) {
+  Batch batch;
+  batch.labels = labels;
+  batch.inputs.data = const_cast<float*>(input.data());  // is only read
+  batch.inputs.rank = 1;
+  batch.inputs.dims = {static_cast<int>(input.size())};
+  return forward_backward(batch, loss);
 }
 
 Result<std::unique_ptr<DataParallel>> DataParallel::create(std::span<nn::Model> models,

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <optional>
+#include <utility>
 
 #include <muster/check.h>
 #include <muster/sampler.h>
@@ -15,37 +17,13 @@
 #include "worker_runtime/device/tracer.h"
 #include "worker_runtime/ops/gather_normalize/gather_normalize.h"
 #include "worker_runtime/ops/shape_text.h"
+#include "worker_runtime/training/batch.h"
 #include "worker_runtime/training/host_collectives.h"
 
 namespace muster {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// What a step needs of a loader's batch.
-Result<void> check_fits(const nn::Model& model, const Batch& batch, int shards) {
-  const std::int64_t expected = nn::elements_of(model.input_shape()),
-                     classes = nn::elements_of(model.output_shape());
-  if (batch.size() == 0 || batch.size() % shards != 0)
-    return invalid("a batch of {} samples for {} shards of this rank", batch.size(), shards);
-  if (batch.inputs.count() != expected * batch.size())
-    return invalid("the batch's samples have {} values, the model takes {} of {}",
-                   batch.inputs.count() / batch.size(), nn::to_text(model.input_shape()), expected);
-  for (const std::int32_t label : batch.labels)
-    if (label < 0 || label >= classes)
-      return invalid(
-          "a label of {}, the model's output is {}; give its last layer as many outputs as classes", label,
-          nn::to_text(model.output_shape()));
-  if (batch.inputs.dtype == DType::kFloat32) return {};
-  const std::size_t channels = batch.normalize == nullptr ? 0 : batch.normalize->mean.size();
-  if (channels == 0 || batch.normalize->stddev.size() != channels ||
-      channels > nn::GatherArgs::kMaxChannels ||
-      (channels != 1 && channels != static_cast<std::size_t>(batch.inputs.channels())))
-    return invalid(
-        "uint8 samples need a mean and a deviation for each of at most {} channels, or one for all",
-        nn::GatherArgs::kMaxChannels);
-  return {};
-}
 
 Result<void> check_fits(const nn::Model& model, const DeviceDataset& dataset) {
   if (nn::elements_of(model.input_shape()) != dataset.image_elements)
@@ -99,7 +77,7 @@ class GraphTrainer final : public Trainer {
     MUSTER_TRY(void* const test_totals, device_->allocate(sizeof(LossTotals)));
     train_totals_ = static_cast<LossTotals*>(train_totals);
     test_totals_ = static_cast<LossTotals*>(test_totals);
-    if (train_.size > 0) {
+    if (train_.size > 0 && options_.data_parallel == nullptr) {
       MUSTER_TRY(full_, plan(options_.batch_size, nn::Mode::kTraining));
     }
     MUSTER_TRY(copies_, device_->make_copy_stream());
@@ -108,14 +86,15 @@ class GraphTrainer final : public Trainer {
 
   Result<void> step(const Batch& batch) override {
     MUSTER_OK(check_fits(*model_, batch, shards()));
-    const int rows = batch.size() / shards();
-    MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kTraining));
     if (batch.number == 0) {
       progress_.begin_epoch(static_cast<std::int64_t>(batch.epoch) + 1, batch.batches);
       metrics_begin_ = Clock::now();
     }
     progress_.begin_step(batch.number + 1);
     MUSTER_OK(device_->status());
+    if (options_.data_parallel != nullptr) return step_of_replicas(batch);
+    const int rows = batch.size() / shards();
+    MUSTER_TRY(Planned* const planned, plan(rows, nn::Mode::kTraining));
     MUSTER_TRY(const std::size_t slot, stage(batch));
     if (steps_ == nullptr || shards() > 1 || ddp_->is_accumulating()) {
       MUSTER_OK(enqueue(*planned, [&](int shard) { load(*planned->plan, batch, slot, shard); }));
@@ -138,7 +117,7 @@ class GraphTrainer final : public Trainer {
     while (true) {
       MUSTER_TRY(const Batch* const batch, loader.next());
       if (batch == nullptr) break;
-      MUSTER_OK(check_fits(*model_, *batch, 1));
+      MUSTER_OK(check_fits(*model_, *batch));
       MUSTER_TRY(Planned* const planned, plan(batch->size(), nn::Mode::kInference));
       progress_.enter("evaluate");
       MUSTER_TRY(const std::size_t slot, stage(*batch));
@@ -150,10 +129,12 @@ class GraphTrainer final : public Trainer {
   }
 
   Result<void> begin_epoch(std::span<const std::int32_t> indices) override {
+    if (options_.data_parallel != nullptr) return invalid("DataParallel takes the batches of a DataLoader");
     for (const std::int32_t index : indices)
       if (index < 0 || index >= train_.size)
         return invalid("sample {} is not in a data set of {}", index, train_.size);
     MUSTER_OK(upload(indices, epoch_indices_));
+    loader_ = nullptr;
     position_ = 0;
     epoch_size_ = static_cast<std::int64_t>(indices.size());
     if (epoch_size_ % shards() != 0)
@@ -166,11 +147,18 @@ class GraphTrainer final : public Trainer {
     return {};
   }
 
+  Result<void> begin_epoch(DataLoader& loader) override {
+    loader_ = &loader;
+    return {};
+  }
+
   std::int64_t steps_in_epoch() const override {
+    if (loader_ != nullptr) return loader_->size();
     return (epoch_size_ / shards() + options_.batch_size - 1) / options_.batch_size;
   }
 
   Result<std::int64_t> steps(std::int64_t most) override {
+    if (loader_ != nullptr) return step_of_loader();
     MUSTER_CHECK(position_ < epoch_size_, "a step after the end of the epoch");
     const auto rows = static_cast<int>(
         std::min<std::int64_t>(options_.batch_size, (epoch_size_ - position_) / shards()));  // of a shard
@@ -210,7 +198,8 @@ class GraphTrainer final : public Trainer {
 
   Result<Metrics> take_metrics() override {
     const Clock::time_point begin = metrics_begin_;  // collect() sets it anew
-    MUSTER_TRY(const Metrics out, collect(train_totals_));
+    MUSTER_TRY(Metrics out, collect(train_totals_));
+    out += std::exchange(replica_totals_, {});
     const double seconds = std::chrono::duration<double>(metrics_begin_ - begin).count();
     if (out.num_samples > 0)
       progress_.set_metrics(out.loss(),
@@ -383,35 +372,41 @@ class GraphTrainer final : public Trainer {
     return copies_ == nullptr ? Result<void>{} : copies_->release(slot);
   }
 
+  Result<std::int64_t> step_of_loader() {
+    std::optional<TraceRange> range(std::in_place, *device_, "data", "data");
+    MUSTER_TRY(const Batch* batch, loader_->next());
+    if (batch == nullptr) {  // the end of the epoch before
+      MUSTER_TRY(batch, loader_->next());
+    }
+    range.reset();
+    if (batch == nullptr) return invalid("the DataLoader has no batches");
+    MUSTER_OK(step(*batch));
+    return 1;
+  }
+
+  Result<void> step_of_replicas(const Batch& batch) {
+    progress_.enter("replicas");
+    float scale = 1;
+    device_->copy_to_host(&scale, &optimizer_->step_state()->loss_scale, sizeof scale);
+    MUSTER_OK(device_->synchronize());
+    MUSTER_TRY(const LossTotals totals, options_.data_parallel->forward_backward(batch, *loss_, scale));
+    replica_totals_ += totals;
+    progress_.enter("optimizer");
+    optimizer_->step();
+    progress_.enter("between steps");
+    return device_->status();
+  }
+
   static std::size_t labels_offset(const Batch& batch) { return (batch.inputs.size_bytes() + 15) / 16 * 16; }
 
-  /// A shard of the batch, from where the device reads it to the plan's input.
+  /// A shard of the batch, from where the device reads it.
   void load(const nn::Plan& plan, const Batch& batch, std::size_t slot, int shard) {
-    const void* inputs = batch.inputs.data;
-    const void* labels = batch.labels.data();
-    if (copies_ != nullptr) {
-      inputs = staged_[slot].memory;
-      labels = staged_[slot].memory + labels_offset(batch);
-    }
-    const TraceRange range(*device_, "load batch", "data");
-    const std::ptrdiff_t first = std::ptrdiff_t{shard} * plan.batch();
-    const auto elements = static_cast<int>(nn::elements_of(model_->input_shape()));
-    device_->copy_on_device(plan.labels(), static_cast<const std::int32_t*>(labels) + first,
-                            static_cast<std::size_t>(plan.batch()) * sizeof(std::int32_t));
-    if (batch.inputs.dtype == DType::kFloat32)
-      return device_->copy_on_device(
-          plan.input(), static_cast<const float*>(inputs) + first * elements,
-          static_cast<std::size_t>(plan.batch()) * static_cast<std::size_t>(elements) * sizeof(float));
-    const transforms::Normalize& by = *batch.normalize;  // one mean: of all values
-    Gathered made{device_,
-                  {.images = static_cast<const std::uint8_t*>(inputs) + first * elements,
-                   .batch = plan.batch(),
-                   .image_elements = elements,
-                   .x = plan.input(),
-                   .channels = static_cast<int>(by.mean.size())}};
-    std::copy(by.mean.begin(), by.mean.end(), made.args.mean);
-    std::copy(by.stddev.begin(), by.stddev.end(), made.args.stddev);
-    device_->enqueue_call(made, [](const Gathered& g) { nn::gather_normalize(*g.device, g.args); });
+    const std::byte* const staged = staged_[slot].memory;  // nullptr: the device reads the host's memory
+    const void* const inputs = staged != nullptr ? staged : batch.inputs.data;
+    const auto* const labels = staged != nullptr
+                                   ? reinterpret_cast<const std::int32_t*>(staged + labels_offset(batch))
+                                   : batch.labels.data();
+    load_batch(*device_, plan, batch, inputs, labels, std::ptrdiff_t{shard} * plan.batch());
   }
 
   Result<Metrics> collect(LossTotals* device_totals) {
@@ -440,11 +435,13 @@ class GraphTrainer final : public Trainer {
   std::shared_ptr<const Loss> loss_;
   LossTotals* train_totals_ = nullptr;  // device memory
   LossTotals* test_totals_ = nullptr;
+  LossTotals replica_totals_;  // of TrainerOptions::data_parallel
   IndexBuffer epoch_indices_;
   IndexBuffer test_indices_;
-  std::int64_t epoch_size_ = 0;  // samples of this rank
-  std::int64_t position_ = 0;    // samples done
-  std::int64_t epochs_ = 0;      // begun
+  DataLoader* loader_ = nullptr;  // of the epoch; nullptr: it has epoch_indices_
+  std::int64_t epoch_size_ = 0;   // samples of this rank
+  std::int64_t position_ = 0;     // samples done
+  std::int64_t epochs_ = 0;       // begun
   Progress progress_;
   Clock::time_point metrics_begin_ = Clock::now();  // of the training that take_metrics() tells of
   std::vector<std::unique_ptr<Planned>> planned_;
@@ -461,6 +458,8 @@ static Result<std::unique_ptr<Trainer>> make(DistributedDataParallel& ddp, Optim
   if (options.batch_size < 1) return invalid("a batch size of {}; it is at least 1", options.batch_size);
   if (options.steps_per_replay < 1)
     return invalid("{} steps per replay; there is at least 1", options.steps_per_replay);
+  if (options.data_parallel != nullptr && (ddp.group().world_size() > 1 || ddp.shards_per_rank() > 1))
+    return invalid("DataParallel is one process, without other ranks and logical shards");
   if (!(options.stddev > 0)) return invalid("the standard deviation must be positive");
   auto made = std::make_unique<GraphTrainer>(ddp, optimizer, train, options);
   MUSTER_OK(made->allocate());

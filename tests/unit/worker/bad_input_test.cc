@@ -324,4 +324,7 @@ TEST_CASE("a worker's backend and device are names that are known and go togethe
   WorkerOptions options;
   options.compute.memory_fraction = std::nan("");
   REQUIRE_FALSE(options.check());
+  options = {};
+  options.replicas = 0;
+  REQUIRE(options.check().error().message == "0 replicas; there is at least 1");
 }

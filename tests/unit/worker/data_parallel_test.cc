@@ -5,6 +5,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/data_parallel_run.h"
 #include "tests/support/thread_group.h"
+#include "tests/support/trainer_run.h"
 
 using namespace muster;
 using namespace muster::testing;
@@ -143,6 +144,51 @@ TEST_CASE("DataParallel keeps its replicas: another batch of the same size alloc
   }
   REQUIRE(bytes[1] == bytes[0]);
   REQUIRE(bytes[2] == bytes[0]);
+}
+
+TEST_CASE("a trainer that hands a loader's batches to replicas trains as one with the whole batches") {
+  const ImageDataset images = striped_images(44);  // the last batch is of 4
+  const auto group = make_single_group();
+  const auto alone = train_replicas(cpus(1), *group, images);
+  REQUIRE_OK(alone);
+  REQUIRE(alone->losses[1] < alone->losses[0]);
+  for (const bool scaled : {false, true}) {
+    const auto parallel = train_replicas(cpus(3), *group, images, scaled);
+    REQUIRE_OK(parallel);
+    REQUIRE(compare(*parallel, *alone, 1e-5) == "");
+  }
+}
+
+TEST_CASE("a trainer of replicas is one rank that takes a loader's batches") {
+  std::vector<nn::Model> models = garment_models(2);
+  const std::vector<Compute> devices = cpus(2);
+  const auto group = make_single_group();
+  const auto ddp = DistributedDataParallel::create(models[0], devices[0], *group);
+  REQUIRE_OK(ddp);
+  const auto parallel = DataParallel::create(models, devices);
+  REQUIRE_OK(parallel);
+  const auto sgd = Sgd::create(models[0], {});
+  REQUIRE_OK(sgd);
+  TrainerOptions options;
+  options.data_parallel = parallel->get();
+  const auto trainer = Trainer::create(**ddp, **sgd, options);
+  REQUIRE_OK(trainer);
+  REQUIRE((*trainer)->begin_epoch(std::span<const std::int32_t>{}).error().message ==
+          "DataParallel takes the batches of a DataLoader");
+  const auto errors = test::run_ranks(2, [&](test::ThreadGroup& ranks) -> std::string {
+    nn::Model model = nn::garment_classifier();
+    const auto of_ranks = DistributedDataParallel::create(model, cpus(1)[0], ranks);
+    if (!of_ranks) return of_ranks.error().message;
+    const auto optimizer = Sgd::create(model, {});
+    return Trainer::create(**of_ranks, **optimizer, options).error().message;
+  });
+  for (const std::string& error : errors)
+    REQUIRE(error == "DataParallel is one process, without other ranks and logical shards");
+  const ImageDataset nothing = striped_images(0);
+  const auto loader = DataLoader::create(nothing, SequentialSampler(0));
+  REQUIRE_OK(loader);
+  REQUIRE_OK((*trainer)->begin_epoch(**loader));
+  REQUIRE((*trainer)->step().error().message == "the DataLoader has no batches");
 }
 
 TEST_CASE("DataParallel refuses models that differ, and batches that do not fit") {

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include <muster/data_loader.h>
 #include <muster/loss.h>
 #include <muster/nn.h>
 
@@ -27,18 +28,23 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Allocates models[i] on computes[i], which may be several computes of one device. models[0] has the first
-  /// values; all outlive the object. kMismatch: a model with other parameters; kInvalidArgument: not one
-  /// compute per model.
+  /// Allocates models[i] on computes[i], which may be several computes of one device; models[0] may be there
+  /// already. It has the first values; all outlive the object. kMismatch: a model with other parameters;
+  /// kInvalidArgument: not one compute per model.
   [[nodiscard]] static Result<std::unique_ptr<DataParallel>> create(std::span<nn::Model> models,
                                                                     std::span<const Compute> computes);
 
-  /// Forward, loss and backward of a batch in host memory, labels.size() samples. Afterwards
-  /// models[0].grads() is the gradient of the mean loss. Returns the sums of this batch; waits for the
-  /// devices. After an error gradients are undefined.
-  [[nodiscard]] virtual Result<LossTotals> forward_backward(std::span<const float> input,
-                                                            std::span<const std::int32_t> labels,
-                                                            const Loss& loss = CrossEntropy()) = 0;
+  /// Forward, loss and backward of a batch, which each replica copies and normalises its part of. Afterwards
+  /// models[0].grads() is the gradient of the mean loss, times `loss_scale`. Returns the sums of this batch;
+  /// waits for the devices. kInvalidArgument: the batch does not fit the models. After another error
+  /// gradients are undefined.
+  [[nodiscard]] virtual Result<LossTotals> forward_backward(const Batch& batch,
+                                                            const Loss& loss = CrossEntropy(),
+                                                            float loss_scale = 1) = 0;
+  /// Of labels.size() samples that are together in host memory.
+  [[nodiscard]] Result<LossTotals> forward_backward(std::span<const float> input,
+                                                    std::span<const std::int32_t> labels,
+                                                    const Loss& loss = CrossEntropy());
 
  protected:
   DataParallel() = default;

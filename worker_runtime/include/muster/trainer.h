@@ -13,6 +13,7 @@
 #include <span>
 
 #include <muster/data_loader.h>
+#include <muster/data_parallel.h>
 #include <muster/datasets.h>
 #include <muster/ddp.h>
 #include <muster/loss.h>
@@ -30,6 +31,9 @@ struct TrainerOptions {
   float stddev = 0.5F;
   bool capture = true;       ///< on a GPU, replay steps as CUDA graphs; the same on every rank
   int steps_per_replay = 8;  ///< of Trainer::steps(), which one replay covers; likewise
+  /// Who does forward and backward of a loader's batches, in a world of one rank; its first model is the
+  /// trainer's, which alone evaluates. Outlives the trainer.
+  DataParallel* data_parallel = nullptr;
 };
 
 /// Over all samples of all ranks.
@@ -61,6 +65,8 @@ class Trainer {
 
   /// The samples of this rank's coming steps; uploaded at once. The last step takes what is left over.
   [[nodiscard]] virtual Result<void> begin_epoch(std::span<const std::int32_t> indices) = 0;
+  /// The coming steps take the batches of `loader`, one each.
+  [[nodiscard]] virtual Result<void> begin_epoch(DataLoader& loader) = 0;
   [[nodiscard]] virtual std::int64_t steps_in_epoch() const = 0;
 
   /// One optimizer step on the next batch of the epoch.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <muster/compute.h>
 #include <muster/init.h>
@@ -21,6 +22,8 @@ struct WorkerOptions {
   /// them.
   std::string device = "auto";
   int local_rank = -1;  ///< -1: init()'s
+  /// Devices of this one process, for DataParallel: GPUs from that of its local rank on, or CPU replicas.
+  int replicas = 1;
   ComputeOptions compute = {};
 
   /// Whether the names are known and go together; kInvalidArgument says which does not. Asks nobody.
@@ -29,11 +32,13 @@ struct WorkerOptions {
 
 struct Worker {
   Compute compute;
-  Context context;  ///< its group is the device's: NCCL's on GPUs
+  Context context;                ///< its group is the device's: NCCL's on GPUs
+  std::vector<Compute> replicas;  ///< the first is `compute`
 };
 
 /// check(), init(), and the device. A collective that blocks until every rank has arrived, as init().
-/// kNotFound: GPUs were asked for and a rank cannot have one; that rank says why. Under "auto" it is a note
+/// kInvalidArgument: several replicas in a world of several ranks; kNotFound: GPUs were asked for and a rank
+/// cannot have them; that rank says why. Under "auto" it is a note
 /// on standard error, if any rank sees a GPU.
 [[nodiscard]] Result<Worker> start_worker(const WorkerOptions& options = {});
 
