@@ -124,6 +124,62 @@ TEST_CASE("a trace has the times of a GPU, of steps called one by one and of rep
   });
 }
 
+TEST_CASE("a trace has each bucket of gradients where NCCL's stream was at it") {
+  const TemporaryDirectory directory;
+  constexpr int kRanks = 2, kSteps = 3;
+  run(kRanks, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, kRanks));
+    const Compute compute = member.kernels->device();
+    nn::Model model = nn::mlp();
+    const auto ddp = DistributedDataParallel::create(
+        model, compute, *member.group, {.first_bucket_bytes = 100'000, .bucket_bytes = 1'000'000});
+    if (!ddp) return text_of(ddp.error());
+    const std::size_t buckets = (*ddp)->buckets().size();
+    EXPECT(buckets > 1);
+    const ImageDataset images = striped_images(8 * kSteps);
+    const auto data = DeviceDataset::upload(compute, images);
+    const auto sgd = Sgd::create(model, {});
+    const auto trainer = Trainer::create(**ddp, **sgd, *data, {.batch_size = 8, .capture = false});
+    if (!trainer) return text_of(trainer.error());
+    const std::string path = directory.file("trace.json");
+    const auto profiler =
+        Profiler::create(compute, *member.group, {.schedule = {0, 0, kSteps}, .path = path});
+    if (!profiler) return text_of(profiler.error());
+    std::vector<std::int32_t> indices(8 * kSteps);
+    STEP((*trainer)->begin_epoch(indices));
+    for (int step = 0; step < kSteps; ++step) {
+      STEP((*trainer)->step());
+      STEP((*profiler)->step());
+    }
+    if (rank != 0) return "";
+    std::ifstream file(path);
+    const auto trace = nlohmann::json::parse(file);
+    for (int of_rank = 0; of_rank < kRanks; ++of_rank) {
+      // Of the buckets in their order; of the first one of each step; of the steps' waits for them.
+      std::vector<double> ends, begins, waited;
+      for (const auto& event : trace.at("traceEvents")) {
+        if (event.at("ph") != "X" || event.at("pid") != of_rank) continue;
+        const double begin = event.at("ts"), end = begin + event.at("dur").get<double>();
+        if (event.at("tid") == 2 && event.at("name") == "wait for all_reduce") waited.push_back(end);
+        if (event.at("tid") != 1) continue;
+        EXPECT(event.at("name") == "all_reduce bucket " + std::to_string(ends.size() % buckets));
+        EXPECT(event.at("cat") == "communication");
+        EXPECT(ends.empty() || begin >= ends.back() - 0.002);
+        if (ends.size() % buckets == 0) begins.push_back(begin);
+        ends.push_back(end);
+      }
+      EXPECT(ends.size() == kSteps * buckets);
+      EXPECT(waited.size() == kSteps);
+      for (std::size_t step = 0; step < kSteps; ++step) {
+        EXPECT(begins[step] < waited[step]);
+        EXPECT(step == 0 || begins[step] > waited[step - 1]);
+      }
+    }
+    return "";
+  });
+}
+
 TEST_CASE("a trainer that replays its steps on a GPU computes the same bits as one that calls them") {
   const TemporaryDirectory directory;
   run(1, [&](int rank) -> std::string {
@@ -230,6 +286,24 @@ TEST_CASE("DataParallel on GPUs has the losses and gradients of one GPU") {
       if (!parallel) return text_of(parallel.error());
       if (const std::string wrong = compare(*parallel, *alone); !wrong.empty()) return wrong;
     }
-    return "";
+    // And a trainer's, with bytes that each replica normalises.
+    const ImageDataset images = striped_images(44);
+    const auto train_bytes = [&images](int replicas) -> Result<Steps> {
+      std::vector<Compute> devices;
+      for (int i = 0; i < replicas; ++i) {
+        MUSTER_TRY(devices.emplace_back(), make_compute(DeviceType::kCuda, i % gpu_count()));
+      }
+      InitOptions options;
+      options.backend = Backend::kNccl;
+      options.cuda_device = 0;
+      options.cuda_stream = stream_of(devices[0]);
+      MUSTER_TRY(const Context context, init(options));
+      return train_replicas(devices, *context.group, images, true);
+    };
+    const auto bytes_alone = train_bytes(1), bytes = train_bytes(3);
+    if (!bytes_alone) return text_of(bytes_alone.error());
+    if (!bytes) return text_of(bytes.error());
+    EXPECT(bytes_alone->losses[1] < bytes_alone->losses[0]);
+    return compare(*bytes, *bytes_alone, 1e-5);
   });
 }

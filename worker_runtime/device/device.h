@@ -82,6 +82,10 @@ class StreamTimer {
   /// Puts a mark behind what has been enqueued. Its number, from 0; none while a step is recorded, of which
   /// nothing runs, and after a failure, which read() returns.
   [[nodiscard]] virtual std::optional<std::size_t> mark() = 0;
+  /// Likewise where a stream beside the device's comes to, which `make_wait` lets wait for work of others. In
+  /// the order of the calls.
+  [[nodiscard]] virtual std::optional<std::size_t> mark_after(
+      const std::function<Result<void>(void* stream)>& make_wait) = 0;
   /// Forgets all marks.
   virtual void clear() = 0;
   /// Blocks until the device has come to all of them, and keeps them.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include <muster/gradient_reducer.h>
@@ -66,9 +67,12 @@ class BucketReducer final : public GradientReducer {
       // Nothing is left to hide it behind: in the calling thread it saves the way to another thread and back,
       // which at 178 KB of gradients costs more than the reduction.
       if (next_ + 1 == buckets_.size() && group_->device() == DeviceType::kCpu) return {};
-      const Clock::time_point begun = traces() ? Clock::now() : Clock::time_point{};
-      MUSTER_TRY(auto work, group_->start_all_reduce(to_send(), op()));
-      if (group_->device() != DeviceType::kCpu && traces()) trace(next_, {begun, Clock::now(), false});
+      const bool traces_gpu = traces() && group_->device() != DeviceType::kCpu;
+      const Clock::time_point begun = traces_gpu ? Clock::now() : Clock::time_point{};
+      const Buffer sent = to_send();
+      if (traces_gpu) ready_.push_back(compute_->tracer()->mark());
+      MUSTER_TRY(auto work, group_->start_all_reduce(sent, op()));
+      if (traces_gpu) trace(next_, {begun, Clock::now(), false});
       outstanding_.push_back(std::move(work));
     }
     return {};
@@ -82,6 +86,7 @@ class BucketReducer final : public GradientReducer {
     for (const auto& work : outstanding_)
       if (auto done = work->wait(); !done && result) result = std::move(done);
     MUSTER_OK(result);
+    trace_gpu();
     const Clock::time_point last = traces() ? Clock::now() : begun;
     if (group_->world_size() > 1 && next_ < buckets_.size()) MUSTER_OK(group_->all_reduce(to_send(), op()));
     if (measured) {
@@ -113,6 +118,19 @@ class BucketReducer final : public GradientReducer {
                                           times.begun, times.ended, times.beside});
   }
 
+  /// When each bucket was ready and when it was done, on the group's stream.
+  void trace_gpu() {
+    Tracer* const tracer = compute_ == nullptr ? nullptr : compute_->tracer();
+    if (tracer == nullptr || tracer->timer == nullptr) return;
+    for (std::size_t i = 0; i < ready_.size(); ++i) {
+      const auto done = tracer->timer->mark_after(
+          [&work = *outstanding_[i]](void* stream) { return work.wait_on(stream); });
+      trace(i, {.begun = {}, .ended = {}, .beside = true});
+      tracer->events.back().first = ready_[i];
+      tracer->events.back().last = done;
+    }
+  }
+
   ReduceOp op() const { return casts_.empty() ? ReduceOp::kAvg : ReduceOp::kSum; }
   /// The next bucket as it is sent.
   Buffer to_send() {
@@ -123,6 +141,7 @@ class BucketReducer final : public GradientReducer {
   }
   void reset() {
     outstanding_.clear();
+    ready_.clear();
     next_ = 0;
   }
 
@@ -131,6 +150,7 @@ class BucketReducer final : public GradientReducer {
   std::vector<Bucket> buckets_;
   std::size_t next_ = 0;                            // bucket to start
   std::vector<std::unique_ptr<Work>> outstanding_;  // started, in order; empty between steps
+  std::vector<std::optional<std::size_t>> ready_;   // on a GPU while a profiler records: its marks
   CommunicationTime time_;
   Compute compute_;
   DType dtype_ = DType::kFloat32;

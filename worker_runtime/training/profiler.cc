@@ -117,7 +117,15 @@ class StepProfiler final : public Profiler {
            {"ts", microseconds(nanoseconds(begin) + offset.nanoseconds)},
            {"dur", microseconds((end - begin).count())}});
     };
+    Clock::time_point reduced{};  // so long the group's stream has been busy: one bucket after another
     for (const Tracer::Event& event : tracer_.events) {
+      if (event.beside && tracer_.timer != nullptr) {
+        if (!event.first || !event.last) continue;
+        const auto begin = std::max(gpu.marks[*event.first], reduced);
+        reduced = std::max(gpu.marks[*event.last], begin);
+        add_range(event, 1, begin, reduced);
+        continue;
+      }
       add_range(event, event.beside ? 1 : 0, event.begin, event.end);
       if (event.first && event.last) add_range(event, 2, gpu.marks[*event.first], gpu.marks[*event.last]);
     }

@@ -165,18 +165,30 @@ class CudaStepRecorder final : public StepRecorder {
 /// each was reached between two looks at the host's clock, and of several the closest two hold.
 class CudaStreamTimer final : public StreamTimer {
  public:
-  CudaStreamTimer(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  CudaStreamTimer(int device, cudaStream_t stream) : device_(device), stream_(stream) {
+    status_ = select(device_);
+    if (status_)
+      status_ =
+          check(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  }
   ~CudaStreamTimer() override {
     (void)cudaSetDevice(device_);
     for (cudaEvent_t event : events_)
       if (event != nullptr) (void)cudaEventDestroy(event);
+    if (beside_ != nullptr) (void)cudaStreamDestroy(beside_);
   }
 
   std::optional<std::size_t> mark() override {
-    if (!status_) return std::nullopt;
-    auto put = put_mark();
-    if (!put) status_ = fail(std::move(put).error());
-    return put ? *put : std::nullopt;
+    return noted([this] { return put_mark(stream_); });
+  }
+
+  std::optional<std::size_t> mark_after(const std::function<Result<void>(void*)>& make_wait) override {
+    return noted([&]() -> Result<std::optional<std::size_t>> {
+      MUSTER_TRY(const bool captures, is_capturing());
+      if (captures) return std::nullopt;
+      MUSTER_OK(make_wait(beside_));
+      return put_mark(beside_);
+    });
   }
 
   void clear() override { marks_ = 0; }
@@ -191,12 +203,13 @@ class CudaStreamTimer final : public StreamTimer {
       return check(cudaEventElapsedTime(&value, events_[0], events_[mark]), "cudaEventElapsedTime");
     };
     MUSTER_OK(select(device_));
-    MUSTER_OK(check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"));
+    for (cudaStream_t stream : {stream_, beside_})
+      MUSTER_OK(check(cudaStreamSynchronize(stream), "cudaStreamSynchronize"));
     std::chrono::steady_clock::time_point first;  // when the stream came to mark 0
     for (int round = 0; round < kRounds; ++round) {
       marks_ = marks;
       const auto before = std::chrono::steady_clock::now();
-      MUSTER_OK(put_mark());
+      MUSTER_OK(put_mark(stream_));
       MUSTER_OK(check(cudaEventSynchronize(events_[marks]), "cudaEventSynchronize"));
       const auto error = (std::chrono::steady_clock::now() - before) / 2;
       float since = 0;
@@ -219,17 +232,30 @@ class CudaStreamTimer final : public StreamTimer {
     return std::chrono::nanoseconds(std::llround(1e6 * milliseconds));
   }
 
-  Result<std::optional<std::size_t>> put_mark() {
+  template <class Put>
+  std::optional<std::size_t> noted(const Put& put) {
+    if (!status_) return std::nullopt;
+    auto mark = put();
+    if (!mark) status_ = fail(std::move(mark).error());
+    return mark ? *mark : std::nullopt;
+  }
+
+  Result<bool> is_capturing() {
     MUSTER_OK(select(device_));
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     MUSTER_OK(check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing"));
-    if (status != cudaStreamCaptureStatusNone) return std::nullopt;
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  Result<std::optional<std::size_t>> put_mark(cudaStream_t stream) {
+    MUSTER_TRY(const bool captures, is_capturing());
+    if (captures) return std::nullopt;
     if (marks_ == events_.size()) {
       cudaEvent_t made = nullptr;
       MUSTER_OK(check(cudaEventCreate(&made), "cudaEventCreate"));
       events_.push_back(made);
     }
-    MUSTER_OK(check(cudaEventRecord(events_[marks_], stream_), "cudaEventRecord"));
+    MUSTER_OK(check(cudaEventRecord(events_[marks_], stream), "cudaEventRecord"));
     return marks_++;
   }
 
@@ -239,6 +265,7 @@ class CudaStreamTimer final : public StreamTimer {
 
   int device_;
   cudaStream_t stream_;
+  cudaStream_t beside_ = nullptr;
   std::vector<cudaEvent_t> events_;  // of marks, and made ahead
   std::size_t marks_ = 0;
   Result<void> status_;

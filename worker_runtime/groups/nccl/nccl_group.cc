@@ -723,8 +723,11 @@ class NcclGroup final : public ProcessGroup {
     }
     Result<void> wait() override {
       if (std::exchange(is_waited_, true)) return {};
+      return wait_on(stream_);
+    }
+    Result<void> wait_on(void* stream) override {
       MUSTER_OK(thread_->wait_issued(*collective_));
-      return device_->make_wait(stream_, collective_->done);
+      return device_->make_wait(stream, collective_->done);
     }
 
    private:

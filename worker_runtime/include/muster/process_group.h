@@ -31,6 +31,8 @@ class Work {
   virtual ~Work() = default;
   /// CPU: blocks until done. NCCL: makes the compute stream wait; does not block the host.
   [[nodiscard]] virtual Result<void> wait() = 0;
+  /// NCCL: makes another stream (cudaStream_t) wait, too. CPU: nothing.
+  [[nodiscard]] virtual Result<void> wait_on(void* /*stream*/) { return {}; }
   /// After wait(): when it ran, and whether beside the caller or by the caller's thread. All 0 on a GPU.
   struct Times {
     std::chrono::steady_clock::time_point begun, ended;

@@ -6,7 +6,7 @@
 // own, used by the model's thread; every rank calls step() equally often.
 // On a GPU each range is there twice: on the host, which launches kernels and goes on, and in the row "GPU",
 // by CUDA events around what it launched. There "wait for all_reduce" is the communication that backward does
-// not hide; how long each bucket takes on NCCL's stream is not known. The events cost about a microsecond
+// not hide; each bucket on NCCL's stream is in the row "communication". The events cost about a microsecond
 // each, and the steps are NVTX ranges, too, for single kernels in Nsight Systems (nsys profile muster ...). A
 // step that is replayed as a CUDA graph is one range: make the trainer with TrainerOptions{.capture = false}
 // to see its parts. Source: torch.profiler, the Trace Event Format.
