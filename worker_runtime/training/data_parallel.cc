@@ -41,6 +41,8 @@ class ThreadedDataParallel final : public DataParallel {
     return {};
   }
 
+  nn::Model& model() const override { return *replicas_[0].model; }
+
   Result<LossTotals> forward_backward(const Batch& batch, const Loss& loss, float loss_scale) override {
     MUSTER_OK(check_fits(*replicas_[0].model, batch));
     const std::vector<int> sizes = chunk_sizes(batch.size(), static_cast<int>(replicas_.size()));
@@ -180,6 +182,8 @@ Result<std::unique_ptr<DataParallel>> DataParallel::create(std::span<nn::Model> 
                                                            std::span<const Compute> computes) {
   if (models.empty() || models.size() != computes.size())
     return invalid("DataParallel: not one compute for each of one or more models");
+  if (models[0].params() != nullptr && models[0].compute() != computes[0])
+    return invalid("DataParallel: the first model is on another compute than the first");
   for (std::size_t i = 1; i < models.size(); ++i)
     if (models[i].arena_elements() != models[0].arena_elements() ||
         models[i].buffer_elements() != models[0].buffer_elements() ||

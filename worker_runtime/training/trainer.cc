@@ -460,6 +460,8 @@ static Result<std::unique_ptr<Trainer>> make(DistributedDataParallel& ddp, Optim
     return invalid("{} steps per replay; there is at least 1", options.steps_per_replay);
   if (options.data_parallel != nullptr && (ddp.group().world_size() > 1 || ddp.shards_per_rank() > 1))
     return invalid("DataParallel is one process, without other ranks and logical shards");
+  if (options.data_parallel != nullptr && &options.data_parallel->model() != &ddp.model())
+    return invalid("DataParallel's first model is not the one that is trained");
   if (!(options.stddev > 0)) return invalid("the standard deviation must be positive");
   auto made = std::make_unique<GraphTrainer>(ddp, optimizer, train, options);
   MUSTER_OK(made->allocate());

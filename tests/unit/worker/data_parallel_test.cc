@@ -184,6 +184,15 @@ TEST_CASE("a trainer of replicas is one rank that takes a loader's batches") {
   });
   for (const std::string& error : errors)
     REQUIRE(error == "DataParallel is one process, without other ranks and logical shards");
+  std::vector<nn::Model> others = garment_models(1);
+  REQUIRE(DataParallel::create(models, cpus(2)).error().message ==
+          "DataParallel: the first model is on another compute than the first");
+  const auto of_others = DataParallel::create(others, cpus(1));
+  REQUIRE_OK(of_others);
+  TrainerOptions wrong;
+  wrong.data_parallel = of_others->get();
+  REQUIRE(Trainer::create(**ddp, **sgd, wrong).error().message ==
+          "DataParallel's first model is not the one that is trained");
   const ImageDataset nothing = striped_images(0);
   const auto loader = DataLoader::create(nothing, SequentialSampler(0));
   REQUIRE_OK(loader);

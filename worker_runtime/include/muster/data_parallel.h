@@ -46,6 +46,9 @@ class DataParallel {
                                                     std::span<const std::int32_t> labels,
                                                     const Loss& loss = CrossEntropy());
 
+  /// The first one, which the optimizer works on.
+  [[nodiscard]] virtual nn::Model& model() const = 0;
+
  protected:
   DataParallel() = default;
 };
