@@ -76,8 +76,10 @@ def _training():
     rows = [[f"{case['model']}, batch {case['batch_size']}, {case['ranks']} rank{'s' * (case['ranks'] > 1)}", _cell(case["muster"]), _cell(case["torch"]),
              f"{case['ratio']['of_medians']:.1f}"] for case in train["cases"]]
     alone, whole = (train["starts"][name]["milliseconds"]["median"] for name in ("alone", "with FashionMNIST"))
+    scaling = " and ".join(f"{ratio['of_medians']:.2f} at batch {batch}" for batch, ratio in train.get("scaling", {}).items())
     return "Training steps per second of each rank on the CPU, one thread each:\n\n" + _table(["", "muster::worker", train["torch"], "ratio"], rows) + \
-        f"\nThe first step is done {_number(alone)} ms after exec, {_number(whole)} ms where FashionMNIST is read and unpacked before.\n"
+        f"\nThe first step is done {_number(alone)} ms after exec, {_number(whole)} ms where FashionMNIST is read and unpacked before." + \
+        (f" Each of\ntwo ranks has {scaling} of the speed of one that is alone.\n" if scaling else "\n")
 
 
 def _figures():

@@ -17,6 +17,8 @@ CASES = {"garment-4x1": (4, 1, 12000, 1600, []), "garment-4x2": (4, 2, 12000, 60
          "garment-256x1": (256, 1, 600, 150, []), "resnet18-64x1": (64, 1, 10, 10, RESNET), "resnet18-16x2": (16, 2, 20, 20, RESNET)}
 # What the same bits on any number of ranks cost: 16 samples of each of two ranks, in one batch or in four shards.
 SHARDS = {"plain": ["--batch-size=16"], "shards": ["--batch-size=4", "--shards=8"]}
+# How much of one rank's speed, alone, each of two has: batch size per rank and steps.
+SCALING = {4: 12000, 64: 2000}
 # From exec to the end of the first step: the program alone, and with FashionMNIST read and unpacked (47 MB).
 STARTS = {"alone": ["--samples=2048"], "with FashionMNIST": []}
 
@@ -85,6 +87,17 @@ def main(arguments):
     shards["ratio"] = measure.paired_ratio(rates["shards"], rates["plain"])
     print(f"\n8 logical shards on 2 ranks: {shards['shards']['median']:.0f} it/s, without {shards['plain']['median']:.0f}: "
           f"{shards['ratio']['of_medians']:.2f}x      (pairs: {shards['ratio']['min']:.2f} to {shards['ratio']['max']:.2f})")
+    scaling = {}
+    for batch, steps in SCALING.items():
+        rates = {1: [], 2: []}
+        for _ in range(options.rounds):
+            for ranks in rates:
+                line = measure.json_line([muster, "--standalone", f"--nproc-per-node={ranks}", "--no-python", ours, f"--batch-size={batch}",
+                                          f"--steps={part(steps)}"], env=ours_env)
+                rates[ranks].append(line["steps"] / line["seconds"])
+        scaling[batch] = measure.paired_ratio(rates[2], rates[1])
+        print(f"garment, batch {batch}: each of two ranks has {scaling[batch]['of_medians']:.2f} of the speed of one      "
+              f"(pairs: {scaling[batch]['min']:.2f} to {scaling[batch]['max']:.2f})")
     starts = {}
     for name, flags in STARTS.items():
         times, sizes = zip(*(start(ours, ours_env, flags) for _ in range(options.rounds)))
@@ -93,5 +106,5 @@ def main(arguments):
               f"{statistics.median(sizes):.1f} MB")
     if options.save:
         measure.save("train", {"unit": "steps per second of each rank", "torch": version, "cases": rows, "logical_shards": shards,
-                               "starts": starts})
+                               "scaling": scaling, "starts": starts})
     return 0
