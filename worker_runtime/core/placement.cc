@@ -24,9 +24,7 @@ Result<Url> parse_url(std::string_view text) {
   Url url;
   const auto scheme_end = text.find("://");
   if (scheme_end == std::string_view::npos)
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("init method '{}' has no scheme; use env://, tcp://host:port or file:///path", text));
+    return invalid("init method '{}' has no scheme; use env://, tcp://host:port or file:///path", text);
   url.scheme = text.substr(0, scheme_end);
   std::string_view rest = text.substr(scheme_end + 3);
   if (const auto mark = rest.find('?'); mark != std::string_view::npos) {
@@ -127,10 +125,8 @@ Result<void> read_ranks(const Environment& environment, const Url& url, Placemen
                         std::int64_t max) -> Result<std::int64_t> {
     if (const auto text = lookup(url.query, parameter)) return parse_integer(parameter, *text, min, max);
     if (url.scheme != "env" && !value_of(environment, variable))
-      return fail(
-          ErrorCode::kInvalidArgument,
-          fmt::format("init method {}://: {} parameter missing; append ?rank=R&world_size=W, or set {}",
-                      url.scheme, parameter, variable));
+      return invalid("init method {}://: {} parameter missing; append ?rank=R&world_size=W, or set {}",
+                     url.scheme, parameter, variable);
     return require_integer(environment, variable, min, max);
   };
   MUSTER_TRY(const auto world_size, read("world_size", names.world_size, 1, kMaxWorld));
@@ -170,9 +166,7 @@ Result<void> read_env_store(const Environment& environment, Placement& out) {
 Result<void> read_tcp_store(const Url& url, Placement& out) {
   const auto colon = url.authority.rfind(':');
   if (colon == std::string::npos || colon == 0 || url.authority.ends_with(':'))
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("init method tcp://{}: host or port number missing; use tcp://host:port", url.authority));
+    return invalid("init method tcp://{}: host or port number missing; use tcp://host:port", url.authority);
   out.store = Placement::StoreKind::kTcp;
   out.host = url.authority.substr(0, colon);
   if (out.host.size() > 2 && out.host.front() == '[' && out.host.back() == ']')
@@ -204,16 +198,13 @@ Result<Placement> find_placement(std::string_view init_method, const Environment
     MUSTER_OK(read_tcp_store(url, out));
   } else if (url.scheme == "file") {
     if (url.path.size() < 2 || !url.authority.empty())
-      return fail(
-          ErrorCode::kInvalidArgument,
-          fmt::format("init method '{}': path missing; use file:///path?rank=R&world_size=W", init_method));
+      return invalid("init method '{}': path missing; use file:///path?rank=R&world_size=W", init_method);
     MUSTER_OK(read_ranks(environment, url, out));
     out.store = Placement::StoreKind::kFile;
     out.path = url.path;
   } else {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("init method '{}': no such scheme; use env://, tcp://host:port or file:///path",
-                            init_method));
+    return invalid("init method '{}': no such scheme; use env://, tcp://host:port or file:///path",
+                   init_method);
   }
   return out;
 }

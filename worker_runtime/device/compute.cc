@@ -2,10 +2,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include <fmt/format.h>
-
 #include <muster/compute.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/device/tracer.h"
 #ifdef MUSTER_HAS_CUDA
@@ -30,15 +29,15 @@ Result<void> Device::claim(std::size_t size_bytes) {
   }
   return fail(
       ErrorCode::kExhausted,
-      fmt::format("allocate {} bytes on {}: {} of the {} bytes that a memory fraction of {} allows are "
-                  "in use; use a smaller batch or model, or a larger fraction",
-                  size_bytes, name(), claimed_bytes_, *cap_bytes_, options_.memory_fraction));
+      "allocate {} bytes on {}: {} of the {} bytes that a memory fraction of {} allows are in use; use "
+      "a smaller batch or model, or a larger fraction",
+      size_bytes, name(), claimed_bytes_, *cap_bytes_, options_.memory_fraction);
 }
 
 Result<std::shared_ptr<void>> Device::allocate_host(std::size_t size_bytes) {
   const std::shared_ptr<void> memory(std::malloc(size_bytes), &std::free);
   if (memory == nullptr)
-    return fail(ErrorCode::kExhausted, fmt::format("allocate {} bytes of CPU memory: none left", size_bytes));
+    return fail(ErrorCode::kExhausted, "allocate {} bytes of CPU memory: none left", size_bytes);
   std::memset(memory.get(), 0, size_bytes);  // given now, not page by page later
   return memory;
 }
@@ -64,8 +63,7 @@ void TraceRange::finish() {
 
 Result<Compute> make_compute(DeviceType type, int index, const ComputeOptions& options) {
   if (!(options.memory_fraction > 0 && options.memory_fraction <= 1))
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("a memory fraction of {}; it is above 0 and at most 1", options.memory_fraction));
+    return invalid("a memory fraction of {}; it is above 0 and at most 1", options.memory_fraction);
   if (type == DeviceType::kCpu) return make_cpu_device(options);
 #ifdef MUSTER_HAS_CUDA
   return cuda::CudaDevice::make(index, options);
