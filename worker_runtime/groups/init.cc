@@ -22,22 +22,16 @@
 namespace muster {
 namespace {
 
-constexpr std::string_view kDefaultGroup = "default";
-
 /// The store itself, before any prefix, and the server where this process hosts it.
 Result<std::shared_ptr<Store>> open_store(const Placement& placement, Millis timeout,
                                           std::shared_ptr<void>& hosted_server) {
-  if (placement.store == Placement::StoreKind::kFile) {
-    MUSTER_TRY(std::shared_ptr<Store> store, open_file_store(placement.path, placement.world_size));
-    return store;
-  }
+  if (placement.store == Placement::StoreKind::kFile)
+    return open_file_store(placement.path, placement.world_size);
   if (placement.hosts_server) {
     MUSTER_TRY(std::shared_ptr<StoreServer> server, StoreServer::start({.host = "", .port = placement.port}));
     hosted_server = std::move(server);
   }
-  MUSTER_TRY(std::shared_ptr<Store> store,
-             TcpStore::connect({.host = placement.host, .port = placement.port, .timeout = timeout}));
-  return store;
+  return TcpStore::connect({.host = placement.host, .port = placement.port, .timeout = timeout});
 }
 
 /// A view of the store for this meeting of the ranks: after a restart, or when a program calls init() again,
@@ -137,8 +131,7 @@ Result<Context> init(const InitOptions& options) {
   const auto store =
       make_prefix_store("group/default", context.store != nullptr ? context.store : make_hash_store());
   MUSTER_TRY(context.group,
-             make_group(options, placement, *store,
-                        {.text = std::string(kDefaultGroup), .page = page, .tells_start = true}));
+             make_group(options, placement, *store, {.text = "default", .page = page, .tells_start = true}));
   mark(page, PageMark::kGroupReady);
   if (page) page->announce();
   return context;
