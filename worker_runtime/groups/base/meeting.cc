@@ -17,11 +17,6 @@
 namespace muster::groups {
 namespace {
 
-std::string random_nonce() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
-}
-
 std::string slot(int rank, std::size_t index) {
   return fmt::format("log/{}/{}", rank, index);
 }
@@ -113,7 +108,9 @@ Result<void> lead(Store& store, const std::string& name, int world_size, Instant
 }  // namespace
 
 Result<std::string> meet(Store& store, int rank, int world_size, Instant deadline) {
-  const std::string nonce = random_nonce(), mine = std::to_string(world_size);
+  std::random_device random;
+  const std::string nonce = fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+  const std::string mine = std::to_string(world_size);
   MUSTER_OK(store.set(world_key(rank), mine));
   MUSTER_OK(post(store, rank, "hello " + nonce));
   if (rank == 0) {
