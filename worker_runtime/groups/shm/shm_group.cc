@@ -445,9 +445,7 @@ class ShmGroup final : public CpuGroup {
         std::memcpy(slot + i * stride, in + i * share + begin, size);
     };
     const auto copy_out = [&](std::uint64_t use, std::size_t begin, std::size_t size) {
-      std::vector<const void*> inputs = slots(use);
-      for (const void*& piece : inputs) piece = static_cast<const std::byte*>(piece) + me() * stride;
-      reduce_into(op, inputs, out + begin, size / size_of(output.dtype));
+      reduce_into(op, slots(use, me() * stride), out + begin, size / size_of(output.dtype));
     };
     return staged(op, share, stride, copy_in, copy_out, input.size_bytes() > kSmallBytes);
   }
@@ -478,9 +476,10 @@ class ShmGroup final : public CpuGroup {
   std::byte* slot(std::size_t member, std::uint64_t use) const {
     return control_.get() + layout_.slot(member, use);
   }
-  std::vector<const void*> slots(std::uint64_t use) const {
+  /// Everybody's, from a byte on.
+  std::vector<const void*> slots(std::uint64_t use, std::size_t begin = 0) const {
     std::vector<const void*> out(members_.size());
-    for (std::size_t i = 0; i < out.size(); ++i) out[i] = slot(i, use);
+    for (std::size_t i = 0; i < out.size(); ++i) out[i] = slot(i, use) + begin;
     return out;
   }
 
@@ -594,10 +593,9 @@ class ShmGroup final : public CpuGroup {
       std::memcpy(slot(me(), use), data, count * element);
       MUSTER_OK(meet(op));
       const Slice own = slice_of(count, element, rank(), world_size());
-      std::vector<const void*> inputs = slots(use);
-      for (const void*& input : inputs) input = static_cast<const std::byte*>(input) + own.begin * element;
+      const std::size_t at = own.begin * element;
       // In place: nobody else reads this slice of the own slot before the next barrier.
-      reduce_into(op, inputs, slot(me(), use) + own.begin * element, own.size());
+      reduce_into(op, slots(use, at), slot(me(), use) + at, own.size());
       MUSTER_OK(meet(op));
       for (std::size_t i = 0; needs_result(op, me()) && i < members_.size(); ++i) {
         const Slice slice = slice_of(count, element, static_cast<int>(i), world_size());
@@ -652,9 +650,8 @@ Result<std::unique_ptr<CpuGroup>> make_shm_group(const ShmGroupOptions& options,
                                .own_begin = me == 0 ? 0 : layout.slot(me, 0),
                                .own_end = layout.slot(me, 0) + 2 * layout.slot_bytes,
                                .member = options.me};
-  auto segment = options.make_segment(request, exchange);
-  if (!segment) return fail(std::move(segment).error());
-  auto group = std::make_unique<ShmGroup>(options, *std::move(segment), layout);
+  MUSTER_TRY(ShmSegment segment, options.make_segment(request, exchange));
+  auto group = std::make_unique<ShmGroup>(options, std::move(segment), layout);
   MUSTER_OK(group->introduce(deadline));
   return group;
 }

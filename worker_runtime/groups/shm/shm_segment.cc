@@ -69,11 +69,7 @@ Result<ShmSegment> make_shared_segment(const SegmentRequest& request, const Text
   MUSTER_TRY(const auto offers, exchange(offer));
   if (offers.front().starts_with('!')) return fail(ErrorCode::kUnsupported, offers.front().substr(1));
   if (request.member != 0) file = open_offered(offers.front(), request.size);
-  Result<ShmSegment> segment;
-  if (file)
-    segment = map(*file, request);
-  else
-    segment = fail(std::move(file).error());
+  auto segment = file.and_then([&](const UniqueFd& opened) { return map(opened, request); });
   const bool full = !segment && segment.error().code == ErrorCode::kExhausted;
   // Until all have answered member 0 keeps the file open, through which the others reach it.
   MUSTER_TRY(const auto outcomes,
@@ -82,8 +78,7 @@ Result<ShmSegment> make_shared_segment(const SegmentRequest& request, const Text
     const std::string& outcome = outcomes[i];
     if (outcome == "ok") continue;
     return fail(outcome.starts_with("full ") ? ErrorCode::kExhausted : ErrorCode::kUnsupported,
-                fmt::format("member {} of this host cannot share memory: {}", i,
-                            outcome.substr(outcome.find(' ') + 1)));
+                "member {} of this host cannot share memory: {}", i, outcome.substr(outcome.find(' ') + 1));
   }
   return segment;
 }
