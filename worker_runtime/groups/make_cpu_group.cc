@@ -19,12 +19,6 @@ int place_in(const std::vector<int>& ranks, int rank) {
   return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
-/// Calls it for a group that is there.
-template <class Call>
-Result<void> on_group(const std::unique_ptr<CpuGroup>& group, Call call) {
-  return group != nullptr ? call(*group) : Result<void>();
-}
-
 /// Ranks on several hosts. Data is combined within each host (shared memory), then between the hosts' first
 /// ranks (TCP), then handed out within the hosts, so that it crosses the network once per host. Sums are
 /// taken in rank order within a host and then in host order: the same bits everywhere, but not those of a
@@ -56,9 +50,9 @@ class HierarchicalGroup final : public CpuGroup {
 
  protected:
   Result<void> run_barrier(const OpContext&) override {
-    MUSTER_OK(on_group(local_, [](CpuGroup& group) { return group.barrier(); }));
-    MUSTER_OK(on_group(cross_, [](CpuGroup& group) { return group.barrier(); }));
-    return on_group(local_, [](CpuGroup& group) { return group.barrier(); });
+    if (local_ != nullptr) MUSTER_OK(local_->barrier());
+    if (cross_ != nullptr) MUSTER_OK(cross_->barrier());
+    return local_ != nullptr ? local_->barrier() : Result<void>();
   }
 
   Result<void> run_all_reduce(const OpContext& op, Buffer buffer) override {
@@ -70,20 +64,17 @@ class HierarchicalGroup final : public CpuGroup {
                      scale_of(ReduceOp::kAvg, world_size()));
     }
     // With a root, too: a rank that is not the first of its host cannot have the sum without a further step.
-    MUSTER_OK(on_group(local_, [&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
-    MUSTER_OK(on_group(cross_, [&](CpuGroup& group) { return group.all_reduce(buffer, reduce_op); }));
-    return on_group(local_, [&](CpuGroup& group) { return group.broadcast(buffer, 0); });
+    if (local_ != nullptr) MUSTER_OK(local_->all_reduce(buffer, reduce_op));
+    if (cross_ != nullptr) MUSTER_OK(cross_->all_reduce(buffer, reduce_op));
+    return hand_out(buffer);
   }
 
   Result<void> run_broadcast(const OpContext& op, Buffer buffer) override {
     const std::size_t source = host_of(op.descriptor.root);
     const int local_root = place_in(hosts_[source], op.descriptor.root);
-    if (source == host_)
-      MUSTER_OK(on_group(local_, [&](CpuGroup& group) { return group.broadcast(buffer, local_root); }));
-    MUSTER_OK(
-        on_group(cross_, [&](CpuGroup& group) { return group.broadcast(buffer, static_cast<int>(source)); }));
-    if (source == host_) return {};
-    return on_group(local_, [&](CpuGroup& group) { return group.broadcast(buffer, 0); });
+    if (source == host_ && local_ != nullptr) MUSTER_OK(local_->broadcast(buffer, local_root));
+    if (cross_ != nullptr) MUSTER_OK(cross_->broadcast(buffer, static_cast<int>(source)));
+    return source == host_ ? Result<void>() : hand_out(buffer);
   }
 
   Result<void> run_all_gather(const OpContext&, ConstBuffer input, Buffer output) override {
@@ -92,24 +83,22 @@ class HierarchicalGroup final : public CpuGroup {
     for (const auto& host : hosts_) most = std::max(most, host.size());
     const std::size_t size = input.size_bytes();
     std::vector<std::byte> here(most * size);
-    const Buffer local_output{here.data(), local_count() * input.count, input.dtype};
+    const Buffer local_output{here.data(), hosts_[host_].size() * input.count, input.dtype};
     if (local_ != nullptr)
       MUSTER_OK(local_->all_gather(input, local_output));
     else if (size != 0)
       std::memcpy(here.data(), input.data, size);
-    if (leads()) {
+    if (cross_ != nullptr) {
       std::vector<std::byte> all(hosts_.size() * most * size);
-      MUSTER_OK(on_group(cross_, [&](CpuGroup& group) {
-        return group.all_gather(ConstBuffer(here.data(), most * input.count, input.dtype),
-                                Buffer{all.data(), hosts_.size() * most * input.count, input.dtype});
-      }));
+      MUSTER_OK(cross_->all_gather(ConstBuffer(here.data(), most * input.count, input.dtype),
+                                   Buffer{all.data(), hosts_.size() * most * input.count, input.dtype}));
       auto* out = static_cast<std::byte*>(output.data);
       for (std::size_t host = 0; size != 0 && host < hosts_.size(); ++host)
         for (std::size_t i = 0; i < hosts_[host].size(); ++i)
           std::memcpy(out + static_cast<std::size_t>(hosts_[host][i]) * size,
                       all.data() + (host * most + i) * size, size);
     }
-    return on_group(local_, [&](CpuGroup& group) { return group.broadcast(output, 0); });
+    return hand_out(output);
   }
 
   Result<void> run_reduce_scatter(const OpContext& op, ConstBuffer input, Buffer output) override {
@@ -139,8 +128,10 @@ class HierarchicalGroup final : public CpuGroup {
       if (std::find(hosts_[i].begin(), hosts_[i].end(), rank) != hosts_[i].end()) return i;
     return 0;
   }
-  std::size_t local_count() const { return hosts_[host_].size(); }
-  bool leads() const { return hosts_[host_].front() == rank(); }
+  /// From the first rank of this host to the others.
+  Result<void> hand_out(Buffer buffer) {
+    return local_ != nullptr ? local_->broadcast(buffer, 0) : Result<void>();
+  }
 
   const std::vector<std::vector<int>> hosts_;
   const std::size_t host_;
