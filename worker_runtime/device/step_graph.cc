@@ -6,15 +6,11 @@ namespace muster {
 Result<void> StepGraph::run(std::uint64_t key, const Step& step, std::uint64_t steps) {
   if (recorder_ == nullptr) return step();
   const StepGraphPlan::Decision next = plan_.next(key);
-  switch (next.action) {
-    case StepGraphPlan::Action::kCall:
-      recorder_->drop(next.slot);
-      return step();
-    case StepGraphPlan::Action::kCapture:
-      return capture(next.slot, step);
-    case StepGraphPlan::Action::kReplay:
-      break;
+  if (next.action == StepGraphPlan::Action::kCall) {
+    recorder_->drop(next.slot);
+    return step();
   }
+  if (next.action == StepGraphPlan::Action::kCapture) return capture(next.slot, step);
   MUSTER_OK(recorder_->replay(next.slot));
   num_replays_ += steps;
   return bound_run_ahead(steps);

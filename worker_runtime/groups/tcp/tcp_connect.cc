@@ -13,7 +13,6 @@
 #include <sys/socket.h>
 #include <thread>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "rendezvous/base/backoff.h"
@@ -213,14 +212,8 @@ class Connector {
         [&] { return ::recv(caller.socket.get(), bytes.data(), caller.hello.num_missing(), MSG_DONTWAIT); });
     if (n < 0) return errno != EAGAIN && errno != EWOULDBLOCK;
     if (n == 0) return true;
-    switch (caller.hello.receive(bytes.data(), static_cast<std::size_t>(n))) {
-      case HelloReader::State::kNeedMore:
-        return false;
-      case HelloReader::State::kUnauthenticated:
-        return true;
-      case HelloReader::State::kMember:
-        break;
-    }
+    const HelloReader::State state = caller.hello.receive(bytes.data(), static_cast<std::size_t>(n));
+    if (state != HelloReader::State::kMember) return state == HelloReader::State::kUnauthenticated;
     TcpMesh::Peer& peer = peers_[caller.hello.member()];
     if (peer.socket) return true;
     const auto reply = make_reply(nonce_);
