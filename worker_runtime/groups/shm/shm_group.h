@@ -17,8 +17,7 @@ struct ShmGroupOptions {
   std::vector<int> ranks = {};  ///< global ranks of the members, for error texts
   int me = 0;                   ///< index into ranks
   Millis timeout = std::chrono::minutes(5);
-  std::size_t slot_bytes = std::size_t{512}
-                           << 10;  ///< staging slot; multiple of 4096, the same on every member
+  std::size_t slot_bytes = std::size_t{512} << 10;  ///< staging; multiple of 4096, on every member the same
   SegmentMaker make_segment = make_shared_segment;
 };
 

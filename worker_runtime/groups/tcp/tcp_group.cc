@@ -8,11 +8,9 @@
 namespace muster::groups {
 namespace {
 
-constexpr std::size_t kTcpSmallBytes = std::size_t{16}
-                                       << 10;  // up to here everybody sends everything to everybody
-constexpr std::size_t kTcpBlockBytes = std::size_t{512}
-                                       << 10;  // of one slice in flight: stays in the second-level cache
-constexpr std::size_t kMessageBytes = std::size_t{1} << 30;  // a frame's length is 32 bits
+constexpr std::size_t kTcpSmallBytes = std::size_t{16} << 10;   // up to here all send everything to all
+constexpr std::size_t kTcpBlockBytes = std::size_t{512} << 10;  // of a slice in flight: stays in the L2 cache
+constexpr std::size_t kMessageBytes = std::size_t{1} << 30;     // a frame's length is 32 bits
 
 class TcpGroup final : public CpuGroup {
  public:
