@@ -10,9 +10,6 @@
 
 namespace muster {
 
-SharedLibrary::SharedLibrary(void* handle, std::string name, std::string path)
-    : handle_(handle), name_(std::move(name)), path_(std::move(path)) {}
-
 Result<SharedLibrary> SharedLibrary::open(const Request& request) {
   std::string tried;
   for (const std::string& candidate : request.candidates) {

@@ -42,7 +42,8 @@ class SharedLibrary {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  SharedLibrary(void* handle, std::string name, std::string path);
+  SharedLibrary(void* handle, std::string name, std::string path)
+      : handle_(handle), name_(std::move(name)), path_(std::move(path)) {}
   [[nodiscard]] Result<void*> find(const char* symbol) const;
 
   void* handle_ = nullptr;

@@ -145,24 +145,21 @@ class ThreadedLoader final : public DataLoader {
     limit_ =
         std::min(samples_, (number - 1 + static_cast<std::int64_t>(slots_.size())) * options_.batch_size);
     BatchSlot& slot = slot_of(number);
+    const std::int64_t end = std::min(samples_, (number + 1) * options_.batch_size);
     if (workers_.empty()) {
-      while (claimed_ < std::min(samples_, (number + 1) * options_.batch_size)) {
+      while (claimed_ < end) {
         const Chunk chunk = claim();
         finish(chunk, make(chunk));
       }
     } else {
       if (waiting_ > 0) work_.notify_all();
-      batch_made_.wait(lock, [&] { return made(number); });
+      batch_made_.wait(lock, [&] { return claimed_ >= end && slot.missing == 0; });
     }
     if (slot.failure) {
       claimed_ = samples_;
       return fail(failed_.emplace(std::move(slot.failure->error)));
     }
     return &slot.batch;
-  }
-
-  bool made(std::int64_t batch) {
-    return claimed_ >= std::min(samples_, (batch + 1) * options_.batch_size) && slot_of(batch).missing == 0;
   }
 
   /// Under the mutex; nobody works.
@@ -225,11 +222,8 @@ class ThreadedLoader final : public DataLoader {
       } catch (...) {
         got = fail(ErrorCode::kFailed, "the data set threw something that is no std::exception");
       }
-      if (!got) {
-        Error error = std::move(got).error();
-        error.message = "sample " + std::to_string(index) + ": " + error.message;
-        return SampleFailure{at, std::move(error)};
-      }
+      if (!got)
+        return SampleFailure{at, fail("sample " + std::to_string(index), std::move(got).error()).value()};
     }
     return std::nullopt;
   }

@@ -34,13 +34,12 @@ Result<DistributedSampler> DistributedSampler::create(const SamplerOptions& opti
     return invalid("sampler: a data set of {} samples; 1 to {} are supported", n, Generator::kMaxPermutation);
   // Padded to a multiple of the world the order must still fit 32 bits; the limit above leaves room for it.
   if (world > Generator::kMaxPermutation) return invalid("sampler: a world of {} ranks", world);
-  if (const int shards = options.logical_shards; shards != 0) {
-    if (shards < 1 || shards % world != 0 || options.batch_size < 1)
-      return invalid(
-          "sampler: {} logical shards for {} ranks and batches of {}; the ranks must divide them, and a "
-          "batch have a sample",
-          shards, world, options.batch_size);
-  }
+  const int shards = options.logical_shards;
+  if (shards != 0 && (shards < 1 || shards % world != 0 || options.batch_size < 1))
+    return invalid(
+        "sampler: {} logical shards for {} ranks and batches of {}; the ranks must divide them, and a batch "
+        "have a sample",
+        shards, world, options.batch_size);
   return DistributedSampler(options);
 }
 

@@ -10,9 +10,6 @@
 
 namespace muster::groups {
 
-CpuGroup::CpuGroup(int rank, int world_size, Millis timeout)
-    : rank_(rank), world_size_(world_size), timeout_(timeout) {}
-
 void CpuGroup::abort(Error error) {
   tell_failure(failure_.keep(std::move(error)));
 }
@@ -42,12 +39,11 @@ template <class T>
 Result<T> CpuGroup::settle(const OpContext& context, Result<T> result) {
   record_.end(result.has_value());
   if (result) return result;
-  Error error = std::move(result).error();
-  error.message = fmt::format("{} #{} on rank {}: {}", describe(context.descriptor),
-                              context.descriptor.sequence, rank_, error.message);
-  error = failure_.keep(std::move(error));
+  const std::string call =
+      fmt::format("{} #{} on rank {}", describe(context.descriptor), context.descriptor.sequence, rank_);
+  const Error error = failure_.keep(fail(call, std::move(result).error()).value());
   tell_failure(error);
-  return fail(std::move(error));
+  return fail(error);
 }
 
 template <class Run>

@@ -88,7 +88,8 @@ class CpuGroup : public ProcessGroup {
   void record_in(CollectiveRecord record) { record_ = std::move(record); }
 
  protected:
-  CpuGroup(int rank, int world_size, Millis timeout);
+  CpuGroup(int rank, int world_size, Millis timeout)
+      : rank_(rank), world_size_(world_size), timeout_(timeout) {}
 
   /// No started operation runs after this.
   void stop();
