@@ -360,8 +360,6 @@ class Model::PlanBuilder {
       frame.x.push_back(tensor(input, at(block_of_, input)));
       frame.dx.push_back(tensor(input, at(dx_of_, i)[k]));
     }
-    parameter_of_.resize(static_cast<std::size_t>(n_));
-    at(parameter_of_, i) = next_parameter_;
     for (; next_parameter_ < model_.parameters_.size() && model_.parameters_[next_parameter_].operation == i;
          ++next_parameter_) {
       const std::size_t offset = model_.parameters_[next_parameter_].offset;
@@ -375,7 +373,8 @@ class Model::PlanBuilder {
       frame.buffers.push_back(model_.buffer_arena_ + model_.buffers_[next_buffer_].offset);
   }
 
-  /// Replaces a frame's tensors by copies where workspace_bytes() counts one, and says when to convert.
+  /// Behind fill_frame(): replaces a frame's tensors by copies where workspace_bytes() counts one, and says
+  /// when to convert.
   void stage(int i, bool backward, Plan::Step& step) const {
     Frame& frame = backward ? step.backward : step.forward;
     std::vector<Cast>& before = backward ? step.before_backward : step.before_forward;
@@ -411,7 +410,7 @@ class Model::PlanBuilder {
       for (std::size_t k = 0; k < inputs(i).size(); ++k) written(frame.dx[k], inputs(i)[k]);
     }
     if (!rounds_parameters(i)) return;
-    const std::size_t first = parameter_of_[static_cast<std::size_t>(i)];
+    const std::size_t first = next_parameter_ - frame.params.size();
     for (std::size_t k = 0; k < frame.params.size(); ++k) {
       const auto count = static_cast<std::int64_t>(model_.parameters_[first + k].count);
       auto* const copy = reinterpret_cast<float*>(next);
@@ -439,7 +438,6 @@ class Model::PlanBuilder {
   std::vector<int> saved_of_;                                // per operation
   std::vector<std::vector<int>> dx_of_, sum_of_;             // per operation and input
   std::vector<int> forward_workspace_, backward_workspace_;  // per operation
-  std::vector<std::size_t> parameter_of_;                    // the first of an operation
   std::vector<std::unique_ptr<Prepared>> prepared_;          // per operation, until it is the plan's
   int labels_ = kNever;
   std::size_t next_parameter_ = 0, next_buffer_ = 0;
