@@ -72,12 +72,6 @@ Result<void> write_made(const std::string& made, Manifest& manifest, const StepF
   return sync_directory(made);
 }
 
-Result<void> write_name(const std::string& path, std::int64_t step) {
-  const std::string line = step_name(step) + "\n";
-  const std::string_view piece = line;
-  return write_file_atomically(path, {&piece, 1});
-}
-
 Result<void> prune(const std::string& root, std::int64_t step, int keep) {
   const auto best = named_step(root, "BEST");
   for (const std::int64_t old : steps_in(root)) {
@@ -178,8 +172,9 @@ Result<void> write_step(const std::string& root, Manifest manifest, const StepFi
     return written;
   }
   MUSTER_OK(sync_directory(root));
-  MUSTER_OK(write_name(root + "/LATEST", step));
-  if (is_best) MUSTER_OK(write_name(root + "/BEST", step));
+  const std::string line = step_name(step) + "\n";
+  MUSTER_OK(write_file_atomically(root + "/LATEST", line));
+  if (is_best) MUSTER_OK(write_file_atomically(root + "/BEST", line));
   return prune(root, step, keep);
 }
 

@@ -147,13 +147,12 @@ Result<void> sync_directory(const std::string& directory) {
 Result<void> write_file_atomically(const std::string& path, std::span<const std::string_view> pieces) {
   const std::string made = path + ".tmp-" + std::to_string(::getpid());
   ::unlink(made.c_str());  // of a process of the same number
-  Result<void> done;
-  if (auto written = write_new_file(made, pieces); !written) done = fail(std::move(written).error());
+  auto done = write_new_file(made, pieces);
   if (done && ::rename(made.c_str(), path.c_str()) != 0)
     done = fail(errno_error("rename " + made + " to " + path, errno));
   if (!done) {
     ::unlink(made.c_str());
-    return done;
+    return fail(std::move(done).error());
   }
   return sync_directory(std::filesystem::absolute(path).parent_path());
 }

@@ -29,5 +29,8 @@ struct FileSum {
 
 [[nodiscard]] Result<void> write_file_atomically(const std::string& path,
                                                  std::span<const std::string_view> pieces);
+[[nodiscard]] inline Result<void> write_file_atomically(const std::string& path, std::string_view text) {
+  return write_file_atomically(path, {&text, 1});
+}
 
 }  // namespace muster

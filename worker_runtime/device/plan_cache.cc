@@ -38,8 +38,7 @@ void PlanCache::store(const std::string& key, int choice) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path_).parent_path(), error);
   const std::string text = serialize(entries_);
-  const std::string_view piece = text;
-  if (text.size() <= kMaxBytes) (void)write_file_atomically(path_, std::span(&piece, 1));
+  if (text.size() <= kMaxBytes) (void)write_file_atomically(path_, text);
 }
 
 PlanCache::Entries PlanCache::parse(std::string_view text) {
