@@ -77,8 +77,9 @@ memory::desc plain(const memory::dims& dims, memory::format_tag tag) {
   return {dims, memory::data_type::f32, tag};
 }
 
-memory::desc any(const memory::dims& dims) {
-  return {dims, memory::data_type::f32, memory::format_tag::any};
+/// The tensor in the layout that a primitive chooses.
+memory::desc any(const memory::desc& plain) {
+  return {plain.dims(), plain.data_type(), memory::format_tag::any};
 }
 
 // Why tensors are plain NCHW between operations: the convolutions of ResNet-18 on 32x32 images, batch 64, on
@@ -115,53 +116,42 @@ struct DnnlConv final : PreparedConv2d {
         w_first(static_cast<std::size_t>(rows.first * s.kernel + columns.first)),
         w_bytes(sizeof(float) * static_cast<std::size_t>(s.out_channels) *
                 static_cast<std::size_t>(s.in_channels / s.groups * s.kernel * s.kernel)),
-        x_dims{s.batch, s.in_channels, s.height, s.width},
-        w_dims(of_groups(s, {s.out_channels / s.groups, s.in_channels / s.groups, rows.count, columns.count},
-                         s.groups)),
+        x_plain(plain({s.batch, s.in_channels, s.height, s.width}, memory::format_tag::nchw)),
         w_plain(
-            w_dims, memory::data_type::f32,
+            of_groups(s, {s.out_channels / s.groups, s.in_channels / s.groups, rows.count, columns.count},
+                      s.groups),
+            memory::data_type::f32,
             of_groups(s, {s.in_channels / s.groups * s.kernel * s.kernel, s.kernel * s.kernel, s.kernel, 1},
                       s.out_channels / s.groups * (s.in_channels / s.groups) * s.kernel * s.kernel)),
-        b_dims{s.out_channels},
-        y_dims{s.batch, s.out_channels, s.out_height(), s.out_width()},
+        b_plain(plain({s.out_channels}, memory::format_tag::x)),
+        y_plain(plain({s.batch, s.out_channels, s.out_height(), s.out_width()}, memory::format_tag::nchw)),
         strides{s.stride, s.stride},
         padding{rows.before, columns.before},
         padding_after{rows.after, columns.after},
-        forward_hint({dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, any(x_dims),
-                      any(w_dims), any(b_dims), any(y_dims), strides, padding, padding_after},
+        forward_hint({dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, any(x_plain),
+                      any(w_plain), any(b_plain), any(y_plain), strides, padding, padding_after},
                      engine),
-        data_hint({dnnl::algorithm::convolution_direct, any(x_dims), any(w_dims), any(y_dims), strides,
+        data_hint({dnnl::algorithm::convolution_direct, any(x_plain), any(w_plain), any(y_plain), strides,
                    padding, padding_after},
                   engine, forward_hint),
-        weights_hint({dnnl::algorithm::convolution_direct, any(x_dims), any(w_dims), any(b_dims), any(y_dims),
-                      strides, padding, padding_after},
+        weights_hint({dnnl::algorithm::convolution_direct, any(x_plain), any(w_plain), any(b_plain),
+                      any(y_plain), strides, padding, padding_after},
                      engine, forward_hint),
         forward_pass(forward_hint),
         data(data_hint),
         weights(weights_hint),
-        forward_x(x(forward_hint.src_desc(), false)),
-        forward_w(w(forward_hint.weights_desc(), false)),
-        forward_b(b(forward_hint.bias_desc(), false)),
-        forward_y(y(forward_hint.dst_desc(), true)),
-        data_w(w(data_hint.weights_desc(), false)),
-        data_dy(y(data_hint.diff_dst_desc(), false)),
-        data_dx(x(data_hint.diff_src_desc(), true)),
-        weights_x(x(weights_hint.src_desc(), false)),
-        weights_dy(y(weights_hint.diff_dst_desc(), false)),
-        weights_dw(w(weights_hint.diff_weights_desc(), true)),
-        weights_db(b(weights_hint.diff_bias_desc(), true)) {
+        forward_x(engine, x_plain, forward_hint.src_desc(), false),
+        forward_w(engine, w_plain, forward_hint.weights_desc(), false),
+        forward_b(engine, b_plain, forward_hint.bias_desc(), false),
+        forward_y(engine, y_plain, forward_hint.dst_desc(), true),
+        data_w(engine, w_plain, data_hint.weights_desc(), false),
+        data_dy(engine, y_plain, data_hint.diff_dst_desc(), false),
+        data_dx(engine, x_plain, data_hint.diff_src_desc(), true),
+        weights_x(engine, x_plain, weights_hint.src_desc(), false),
+        weights_dy(engine, y_plain, weights_hint.diff_dst_desc(), false),
+        weights_dw(engine, w_plain, weights_hint.diff_weights_desc(), true),
+        weights_db(engine, b_plain, weights_hint.diff_bias_desc(), true) {
     backend = "oneDNN";
-  }
-
-  Operand x(const memory::desc& wanted, bool is_result) {
-    return {engine, plain(x_dims, memory::format_tag::nchw), wanted, is_result};
-  }
-  Operand w(const memory::desc& wanted, bool is_result) { return {engine, w_plain, wanted, is_result}; }
-  Operand b(const memory::desc& wanted, bool is_result) {
-    return {engine, plain(b_dims, memory::format_tag::x), wanted, is_result};
-  }
-  Operand y(const memory::desc& wanted, bool is_result) {
-    return {engine, plain(y_dims, memory::format_tag::nchw), wanted, is_result};
   }
 
   const float* first_tap(const void* w) const { return static_cast<const float*>(w) + w_first; }
@@ -208,9 +198,8 @@ struct DnnlConv final : PreparedConv2d {
   Taps rows, columns;
   bool is_cut;
   std::size_t w_first, w_bytes;  // of the whole kernel
-  memory::dims x_dims, w_dims;
-  memory::desc w_plain;
-  memory::dims b_dims, y_dims, strides, padding, padding_after;
+  memory::desc x_plain, w_plain, b_plain, y_plain;
+  memory::dims strides, padding, padding_after;
   dnnl::convolution_forward::primitive_desc forward_hint;
   dnnl::convolution_backward_data::primitive_desc data_hint;
   dnnl::convolution_backward_weights::primitive_desc weights_hint;
