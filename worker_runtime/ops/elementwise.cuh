@@ -27,13 +27,13 @@ __global__ void element_kernel(std::int64_t count, Body body) {
 /// body(i) for each i below count.
 template <class Body>
 int for_each_element(std::int64_t count, void* stream, Body body) {
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>((count + kBlock - 1) / kBlock, 1 << 20));
+  const unsigned blocks = std::min(blocks_for(count), 1U << 20);
   return launch<element_kernel<Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
 }
 
-/// As many as 16 bytes hold.
+/// As many as one load brings.
 template <class T>
-inline constexpr int kLanes = static_cast<int>(16 / sizeof(T));
+inline constexpr int kLanes = static_cast<int>(kLoadBytes / sizeof(T));
 
 /// What a thread of the grid does of it.
 template <int N, class Body>
@@ -52,21 +52,13 @@ __global__ void lane_kernel(std::int64_t count, Body body) {
   each_lane<N>(count, body);
 }
 
-/// Whether all (nullptr too) lie at multiples of 16 bytes.
-inline bool are_aligned(std::initializer_list<const void*> arrays) {
-  return std::all_of(arrays.begin(), arrays.end(),
-                     [](const void* array) { return reinterpret_cast<std::uintptr_t>(array) % 16 == 0; });
-}
-
 /// body.at<N>(i) for N neighbours from i on, as many T as 16 bytes hold, where `arrays` are aligned and rows
 /// of `row` elements are whole multiples of N, else and for what is left body.at<1>(i).
 template <class T = float, class Body>
 int for_each_lane(std::int64_t count, void* stream, Body body, std::initializer_list<const void*> arrays,
                   int row = kLanes<T>) {
   const bool aligned = row % kLanes<T> == 0 && are_aligned(arrays);
-  const int lanes = aligned ? kLanes<T> : 1;
-  const auto blocks =
-      static_cast<unsigned>(std::min<std::int64_t>((count + kBlock * lanes - 1) / (kBlock * lanes), 1 << 20));
+  const unsigned blocks = std::min(blocks_for(count, kBlock * (aligned ? kLanes<T> : 1)), 1U << 20);
   if (aligned) return launch<lane_kernel<kLanes<T>, Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
   return launch<lane_kernel<1, Body>>(dim3{blocks, 1, 1}, kBlock, stream, count, body);
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "worker_runtime/device/cuda/launch.cuh"
+#include "worker_runtime/ops/portable.h"
 
 namespace muster::nn::cuda {
 
@@ -68,13 +69,10 @@ __global__ void __launch_bounds__(kTileThreads) tile_kernel(Problem p) {
         p.store(m0 + my_m + i, n0 + my_n + j, z, sums[i][j]);
 }
 
-[[nodiscard]] inline unsigned tiles_of(int count) {
-  return static_cast<unsigned>((count + kTile - 1) / kTile);
-}
-
 template <class Problem>
 int tile_product(const Problem& problem, void* stream) {
-  const dim3 blocks{tiles_of(problem.rows), tiles_of(problem.columns), static_cast<unsigned>(problem.layers)};
+  const dim3 blocks{blocks_for(problem.rows, kTile), blocks_for(problem.columns, kTile),
+                    static_cast<unsigned>(problem.layers)};
   return muster::cuda::launch<tile_kernel<Problem>>(blocks, kTileThreads, stream, problem);
 }
 

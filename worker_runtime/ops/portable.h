@@ -3,8 +3,10 @@
 // compiled for both. No CUDA type in here.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 
 #ifdef __CUDACC__
 #define MUSTER_HD __host__ __device__ __forceinline__
@@ -27,6 +29,15 @@ inline constexpr unsigned kBlock = 256;
 /// Blocks of `block` threads that cover `count` items.
 inline unsigned blocks_for(std::int64_t count, unsigned block = kBlock) {
   return static_cast<unsigned>((count + block - 1) / block);
+}
+
+/// The most that a thread of a GPU loads at once.
+inline constexpr int kLoadBytes = 16;
+/// Whether all (nullptr too) lie at multiples of that.
+inline bool are_aligned(std::initializer_list<const void*> arrays) {
+  return std::all_of(arrays.begin(), arrays.end(), [](const void* array) {
+    return reinterpret_cast<std::uintptr_t>(array) % kLoadBytes == 0;
+  });
 }
 
 /// Multiplication with one rounding that the compiler may not fuse into a following addition.

@@ -332,7 +332,8 @@ int OwnConv::slices() const {
   const Args& a = args_;
   const int out_channels = a.groups * a.group_out, elements = a.group_in * a.kernel * a.kernel;
   if (sums_images()) return std::clamp(kWantedBlocks / out_channels, 1, a.batch);
-  const auto tiles = static_cast<int>(tiles_of(a.group_out) * tiles_of(elements)) * a.groups;
+  const auto tiles =
+      static_cast<int>(blocks_for(a.group_out, kTile) * blocks_for(elements, kTile)) * a.groups;
   const int depth = a.batch * a.y.pixels;
   return std::clamp(kWantedBlocks / tiles, 1, std::max(1, depth / 256));
 }
@@ -377,8 +378,7 @@ int OwnConv::backward_filter(const void* x, const void* dy, float* dw, float* db
   const int row = a.group_in * a.kernel * a.kernel + (sums_images() ? 1 : 0);
   const int error = with_type(dtype_, [&](auto type) {
     using T = decltype(type);
-    const dim3 blocks{static_cast<unsigned>(count * out_channels),
-                      static_cast<unsigned>((row + kThreads - 1) / kThreads), 1};
+    const dim3 blocks{static_cast<unsigned>(count * out_channels), blocks_for(row, kThreads), 1};
     if (sums_images())
       return launch<image_filter_kernel<T>>(blocks, kThreads, stream, a, count, as<T>(x), as<T>(dy), partial);
     return tile_product(

@@ -35,7 +35,7 @@ constexpr std::size_t kTimed = 4;
 // What plans promise cuDNN of every pointer, so that it may choose engines that load four floats at once.
 // Arenas and activations of muster's models keep it, as they are cut from allocations (256 bytes) at
 // multiples of 64 bytes.
-constexpr std::int64_t kConvAlignment = 16;
+constexpr std::int64_t kConvAlignment = kLoadBytes;
 // Plans that want more scratch than this are passed over.
 constexpr std::int64_t kMaxWorkspace = std::int64_t{512} << 20;
 
@@ -322,13 +322,13 @@ class DnnConv final : public OwnConv {
   }
 
   void forward(const void* x, const void* w, const void* b, void* y, void* workspace) override {
-    if (!are_conv_aligned({x, w, y})) return OwnConv::forward(x, w, b, y, workspace);
+    if (!are_aligned({x, w, y})) return OwnConv::forward(x, w, b, y, workspace);
     run(kForward, x, in_layout(w, workspace), y, workspace);
     if (b != nullptr) add_bias(y, b);
   }
   void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
                 void* workspace) override {
-    if (!are_conv_aligned({x, w, dy, dx, dw})) return OwnConv::backward(x, w, dy, dx, dw, db, workspace);
+    if (!are_aligned({x, w, dy, dx, dw})) return OwnConv::backward(x, w, dy, dx, dw, db, workspace);
     if (format_.dtype == DType::kFloat32) {
       run(kBackwardFilter, x, dw, dy, workspace);
     } else {  // by cuDNN in the type of x, as PyTorch's
@@ -346,11 +346,6 @@ class DnnConv final : public OwnConv {
  private:
   enum Pass : std::size_t { kForward, kBackwardData, kBackwardFilter };
 
-  static bool are_conv_aligned(std::initializer_list<const void*> tensors) {
-    return std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
-      return reinterpret_cast<std::uintptr_t>(tensor) % kConvAlignment == 0;
-    });
-  }
   /// A place for the filter in the plan's format, behind the plan's workspace.
   Tensor copy_of_filter(void* workspace) const {
     Tensor copy = filter_;

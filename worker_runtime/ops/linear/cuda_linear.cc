@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // On a GPU: small batches by muster's own kernels, the others by cuBLASLt where it is there.
-#include <algorithm>
 #include <utility>
 
 #include "rendezvous/base/fail.h"
 #include "worker_runtime/device/cuda/cuda_blas.h"
 #include "worker_runtime/device/cuda/cuda_device.h"
 #include "worker_runtime/ops/linear/linear.h"
+#include "worker_runtime/ops/portable.h"
 
 namespace muster::nn::cuda {
 namespace {
@@ -17,7 +17,7 @@ using muster::cuda::CudaBlas;
 constexpr std::size_t kGemmWorkspace = std::size_t{32} << 20;
 /// Of every pointer, so that cuBLAS may choose an algorithm that loads four floats at once. Arenas are cut
 /// from allocations (256 bytes) at multiples of 32 bytes at least.
-constexpr std::uint32_t kGemmAlignment = 16;
+constexpr std::uint32_t kGemmAlignment = kLoadBytes;
 
 /// D (rows x columns) = op(A) op(B), column-major as cuBLAS sees memory.
 struct GemmShape {
@@ -90,10 +90,9 @@ class GemmPlan {
     MUSTER_OK(blas_.check(blas_.preference_create(&raw), "cublasLtMatmulPreferenceCreate"));
     const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t, decltype(blas_.preference_destroy)> preference(
         raw, blas_.preference_destroy);
-    const std::size_t workspace = kGemmWorkspace;
-    MUSTER_OK(blas_.check(
-        blas_.preference_set(raw, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace),
-        "cublasLtMatmulPreferenceSetAttribute"));
+    MUSTER_OK(blas_.check(blas_.preference_set(raw, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kGemmWorkspace,
+                                               sizeof kGemmWorkspace),
+                          "cublasLtMatmulPreferenceSetAttribute"));
     for (const auto name :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
@@ -170,12 +169,12 @@ struct BlasLinear final : OwnLinear {
   }
 
   void forward(const void* x, const void* w, const void* b, void* y, bool relu, void* workspace) override {
-    if (!are_gemm_aligned({x, w, b, y})) return OwnLinear::forward(x, w, b, y, relu, workspace);
+    if (!are_aligned({x, w, b, y})) return OwnLinear::forward(x, w, b, y, relu, workspace);
     report((relu ? with_relu : plain)->run(w, x, y, b, workspace, stream()));
   }
   void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
                 bool relu, void* workspace) override {
-    if (!are_gemm_aligned({x, w, dy, dx, dw, db}))
+    if (!are_aligned({x, w, dy, dx, dw, db}))
       return OwnLinear::backward(x, w, y, dy, dx, dw, db, relu, workspace);
     const std::int64_t count = std::int64_t{shape.batch} * shape.out_features;
     if (relu)
@@ -185,11 +184,6 @@ struct BlasLinear final : OwnLinear {
     if (dx != nullptr) report(data->run(w, dy, dx, nullptr, workspace, stream()));
   }
 
-  static bool are_gemm_aligned(std::initializer_list<const void*> tensors) {
-    return std::all_of(tensors.begin(), tensors.end(), [](const void* tensor) {
-      return reinterpret_cast<std::uintptr_t>(tensor) % kGemmAlignment == 0;
-    });
-  }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(device->stream()); }
   void report(const Result<void>& done) const {
     if (!done) device->report(done.error());
