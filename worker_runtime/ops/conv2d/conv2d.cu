@@ -296,24 +296,18 @@ Images images_of(int channels, int pixels, Layout layout) {
                                  : Images{channels, pixels, 1, channels};
 }
 
+Args args_of(const ConvShape& s) {
+  const Images x = images_of(s.in_channels, s.height * s.width, s.format.layout);
+  const Images y = images_of(s.out_channels, s.out_height() * s.out_width(), s.format.layout);
+  const int group_in = s.in_channels / s.groups, group_out = s.out_channels / s.groups;
+  return {s.batch, s.groups,  s.kernel,       s.stride,      s.padding, group_in, s.height,
+          s.width, group_out, s.out_height(), s.out_width(), x,         y};
+}
+
 }  // namespace
 
 OwnConv::OwnConv(Device& device, const ConvShape& s)
-    : device_(&device),
-      args_{s.batch,
-            s.groups,
-            s.kernel,
-            s.stride,
-            s.padding,
-            s.in_channels / s.groups,
-            s.height,
-            s.width,
-            s.out_channels / s.groups,
-            s.out_height(),
-            s.out_width(),
-            images_of(s.in_channels, s.height * s.width, s.format.layout),
-            images_of(s.out_channels, s.out_height() * s.out_width(), s.format.layout)},
-      dtype_(s.format.dtype) {
+    : device_(&device), args_(args_of(s)), dtype_(s.format.dtype) {
   const int elements = args_.group_in * s.kernel * s.kernel + (sums_images() ? 1 : 0);
   workspace_bytes =
       sizeof(float) * static_cast<std::size_t>(std::int64_t{slices()} * s.out_channels * elements);

@@ -43,7 +43,7 @@ struct Backward {
   T* dx;
   float *dw, *db;
   bool relu;
-  int data_blocks, column_tiles;  // of dx; the blocks behind are those of dw and db
+  int data_blocks = 0, column_tiles = 0;  // of dx; the blocks behind are those of dw and db
 
   __device__ float gradient(int at) const {
     return relu && to_float(y[at]) <= 0.0F ? 0.0F : to_float(dy[at]);
@@ -162,17 +162,8 @@ int linear_backward(const LinearShape& s, const void* x, const void* w, const vo
   return with_type(s.dtype, [&](auto type) {
     using T = decltype(type);
     if (s.batch <= kSmallBatch) {
-      Backward<T> work{s,
-                       as<T>(x),
-                       as<T>(w),
-                       as<T>(y),
-                       as<T>(dy),
-                       as<T>(dx),
-                       dw,
-                       db,
-                       relu,
-                       0,
-                       static_cast<int>(blocks_for(in, kWarp))};
+      Backward<T> work{s, as<T>(x), as<T>(w), as<T>(y), as<T>(dy), as<T>(dx), dw, db, relu};
+      work.column_tiles = static_cast<int>(blocks_for(in, kWarp));
       if (dx != nullptr)
         work.data_blocks = work.column_tiles * static_cast<int>(blocks_for(s.batch, kGradientRows));
       const auto weights = blocks_for(std::int64_t{out} * in);
