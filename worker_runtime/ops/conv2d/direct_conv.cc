@@ -117,18 +117,12 @@ void forward(const ConvShape& s, const float* x, const float* w, const float* b,
 /// Where the unshifted rows of one (sample, channel, row) lie: K rows of `pitch` floats with K - 1 zeros on
 /// both sides.
 struct ShiftRows {
-  int pitch = 0;
-  int row_size = 0;    // K * pitch
-  int plane_size = 0;  // height * row_size
+  explicit ShiftRows(const ConvShape& s)
+      : pitch(s.out_width() + 2 * (s.kernel - 1)),
+        row_size(s.kernel * pitch),
+        plane_size(s.height * row_size) {}
+  int pitch, row_size, plane_size;
 };
-
-ShiftRows shift_rows(const ConvShape& s) {
-  ShiftRows rows;
-  rows.pitch = s.out_width() + 2 * (s.kernel - 1);
-  rows.row_size = s.kernel * rows.pitch;
-  rows.plane_size = s.height * rows.row_size;
-  return rows;
-}
 
 /// C input channels x N samples of row r, columns [j, j + lanes) of the unshifted rows.
 template <int K, int C, int N>
@@ -209,7 +203,7 @@ void input_samples(const ConvShape& s, const ShiftRows& shift, const float* w, c
 
 template <int K>
 void input_batch(const ConvShape& s, const float* w, const float* dy, float* dx, float* scratch) {
-  const ShiftRows shift = shift_rows(s);
+  const ShiftRows shift(s);
   // The zeros around the unshifted rows; the rows themselves are written before they are read.
   for (int k = 0; k < 4 * shift.plane_size; ++k) scratch[k] = 0;
   const int x_size = s.in_channels * s.height * s.width;

@@ -160,17 +160,14 @@ void product_blocks(D d, const Product& m) {
 
 template <bool kTransposed>
 void multiply(const Product& m) {
-  const Wide wide;
-  const Row eight;
-  const hn::CappedTag<float, 4> four;
   if (m.columns >= 2 * kLanes<Wide>)
-    product_blocks<kTransposed, 2>(wide, m);
+    product_blocks<kTransposed, 2>(Wide(), m);
   else if (m.columns >= kLanes<Wide>)
-    product_blocks<kTransposed, 1>(wide, m);
+    product_blocks<kTransposed, 1>(Wide(), m);
   else if (m.columns >= kLanes<Row>)
-    product_blocks<kTransposed, 1>(eight, m);
+    product_blocks<kTransposed, 1>(Row(), m);
   else if (m.columns >= 4)
-    product_blocks<kTransposed, 1>(four, m);
+    product_blocks<kTransposed, 1>(hn::CappedTag<float, 4>(), m);
   else
     product_blocks<kTransposed, 1>(hn::CappedTag<float, 1>(), m);
 }
