@@ -39,13 +39,12 @@ class Dropout final : public Operation {
 
  private:
   void apply_mask(const Frame& f, const Tensor& from, const Tensor& to) const {
-    const DropoutArgs args{to.dtype, from.data, to.data, to.count(), f.random, f.operation, p_};
+    const DropoutBody body{to.dtype, from.data, to.data, to.count(), f.random, f.operation, p_};
     if constexpr (kHasCuda)
-      if (f.stream != nullptr) return f.report_cuda(cuda::dropout(args, f.stream), "dropout");
-    const DropoutBody body{args};
+      if (f.stream != nullptr) return f.report_cuda(cuda::dropout(body, f.stream), "dropout");
     std::int64_t i = 0;
-    for (; i + 4 <= args.count; i += 4) body.at<4>(i);
-    for (; i < args.count; ++i) body.at<1>(i);
+    for (; i + 4 <= body.count; i += 4) body.at<4>(i);
+    for (; i < body.count; ++i) body.at<1>(i);
   }
 
   float p_;

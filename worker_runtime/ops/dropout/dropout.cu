@@ -12,8 +12,8 @@ struct AdvanceBody {
 
 }  // namespace
 
-int dropout(const DropoutArgs& args, void* stream) {
-  return for_each_lane(args.count, stream, DropoutBody{args}, {args.from, args.to});  // as of floats: by four
+int dropout(const DropoutBody& body, void* stream) {
+  return for_each_lane(body.count, stream, body, {body.from, body.to});  // as of floats: by four
 }
 
 int advance(RandomState* random, void* stream) {

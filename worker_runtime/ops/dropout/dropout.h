@@ -22,7 +22,8 @@ MUSTER_HD FourWords philox(FourWords c, std::uint32_t key0, std::uint32_t key1) 
   return c;
 }
 
-struct DropoutArgs {
+/// One pass. Elements i to i + N - 1 of a group of four: each is kept, times 1 / (1 - p), or 0.
+struct DropoutBody {
   DType dtype;
   const void* from;
   void* to;
@@ -30,27 +31,21 @@ struct DropoutArgs {
   const RandomState* random;
   std::uint32_t operation;
   float p;
-};
-
-/// Elements i to i + N - 1 of a group of four: each is kept, times 1 / (1 - p), or 0.
-struct DropoutBody {
-  DropoutArgs a;
   template <int N>
   MUSTER_HD void at(std::int64_t i) const {
-    const RandomState& random = *a.random;
-    const FourWords drawn =
-        philox({{static_cast<std::uint32_t>(i / 4), a.operation, static_cast<std::uint32_t>(random.step),
-                 random.shard}},
-               static_cast<std::uint32_t>(random.seed), static_cast<std::uint32_t>(random.seed >> 32));
-    const float scale = a.p < 1 ? 1 / (1 - a.p) : 0;
-    Lanes<N> values = load<N>(a.from, a.dtype, i);
+    const RandomState& state = *random;
+    const FourWords drawn = philox(
+        {{static_cast<std::uint32_t>(i / 4), operation, static_cast<std::uint32_t>(state.step), state.shard}},
+        static_cast<std::uint32_t>(state.seed), static_cast<std::uint32_t>(state.seed >> 32));
+    const float scale = p < 1 ? 1 / (1 - p) : 0;
+    Lanes<N> values = load<N>(from, dtype, i);
     MUSTER_UNROLL
     for (int l = 0; l < N; ++l) {
       // 24 bits, as a float of [0, 1) has them.
       const float of_one = static_cast<float>(drawn.word[N == 4 ? l : i % 4] >> 8U) * 0x1p-24F;
-      values.v[l] = of_one >= a.p ? values.v[l] * scale : 0;
+      values.v[l] = of_one >= p ? values.v[l] * scale : 0;
     }
-    store(a.to, a.dtype, i, values);
+    store(to, dtype, i, values);
   }
 };
 
@@ -63,7 +58,7 @@ MUSTER_HD void advance(RandomState& random) {
 void advance(const Frame& frame);
 
 namespace cuda {  // dropout.cu
-int dropout(const DropoutArgs& args, void* stream);
+int dropout(const DropoutBody& body, void* stream);
 int advance(RandomState* random, void* stream);
 }  // namespace cuda
 
