@@ -105,23 +105,18 @@ void Optimizer::run() const {
   const GradScalerOptions scaler = scaler_.value_or(GradScalerOptions{.growth_interval = 0});
   const optim::BeginOptions options{options_.max_grad_norm, scaler.growth_factor, scaler.backoff_factor,
                                     scaler.growth_interval};
-  Update work{compute->stream() != nullptr ? DeviceType::kCuda : DeviceType::kCpu,
-              compute->stream(),
-              model_->params(),
-              grads,
-              count,
-              arenas_,
-              state_};
+  void* const stream = compute->stream();
+  const DeviceType device = stream != nullptr ? DeviceType::kCuda : DeviceType::kCpu;
+  Update work{device, stream, model_->params(), grads, count, arenas_, state_};
   if (writes_half_params()) {
     work.half_params = model_->half_params();
     work.half_dtype = model_->autocast();
   }
   const bool begins = sums_ != nullptr || options_.counts_steps;
   if constexpr (kHasCuda) {
-    if (work.device == DeviceType::kCuda) {
+    if (stream != nullptr) {
       if (begins)
-        compute->report_cuda(optim::cuda::begin(options, grads, count, sums_, state_, work.stream),
-                             "optimizer");
+        compute->report_cuda(optim::cuda::begin(options, grads, count, sums_, state_, stream), "optimizer");
       compute->report_cuda(update(work), "optimizer");
       if (work.half_params == nullptr) model_->round_params();
       return;

@@ -6,13 +6,9 @@
 namespace muster::optim::cuda {
 namespace {
 
-using muster::cuda::after_previous;
-using muster::cuda::launch;
 using nn::Lanes;
 using nn::load;
 using nn::store;
-using nn::cuda::block_sum;
-using nn::cuda::each_lane;
 
 constexpr dim3 kOne{1, 1, 1};
 
@@ -115,9 +111,9 @@ int begin(const BeginOptions& options, const float* grads, std::size_t count, do
 
 int sgd(const SgdOptions& options, const StepState* state, float* params, const float* grads, float* velocity,
         std::size_t count, void* stream, const HalfCopy& half) {
-  return nn::cuda::for_each_lane(static_cast<std::int64_t>(count), stream,
-                                 SgdBody{options, state, params, grads, velocity, half},
-                                 {params, grads, velocity, half.to});
+  return for_each_lane(static_cast<std::int64_t>(count), stream,
+                       SgdBody{options, state, params, grads, velocity, half},
+                       {params, grads, velocity, half.to});
 }
 
 int adamw(const AdamWOptions& options, const StepState* state, float* params, const float* grads,
@@ -126,7 +122,7 @@ int adamw(const AdamWOptions& options, const StepState* state, float* params, co
   // A block has 16 elements a thread, so that its powers in double are a small part of its work.
   const dim3 blocks{static_cast<unsigned>((elements + 4095) / 4096), 1, 1};
   const AdamWBody body{{}, params, grads, exp_avg, exp_avg_sq, half};
-  if (nn::cuda::are_aligned({params, grads, exp_avg, exp_avg_sq, half.to}))
+  if (are_aligned({params, grads, exp_avg, exp_avg_sq, half.to}))
     return launch<adamw_kernel<4>>(blocks, 256, stream, options, state, elements, body);
   return launch<adamw_kernel<1>>(blocks, 256, stream, options, state, elements, body);
 }
