@@ -12,6 +12,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -142,12 +143,9 @@ std::string speeds_text(std::span<const DeviceCheck> checks) {
   add(kCopy);
   add(kReduce);
   if (out.empty()) return out;
-  const bool gpu = checks.front().is_gpu;
-  return fmt::format("{} {}{}: {}", checks.size(), gpu ? "GPU" : "process",
-                     checks.size() == 1 ? ""
-                     : gpu              ? "s"
-                                        : "es",
-                     out);
+  const auto [one, many] =
+      checks.front().is_gpu ? std::pair("GPU", "GPUs") : std::pair("process", "processes");
+  return fmt::format("{} {}: {}", checks.size(), checks.size() == 1 ? one : many, out);
 }
 
 namespace {
