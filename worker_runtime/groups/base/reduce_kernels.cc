@@ -48,11 +48,7 @@ template <bool kMin>
 struct ExtremeOp {
   template <class D, class V>
   static V apply(D, V a, V b) {
-    V v;
-    if constexpr (kMin)
-      v = hn::Min(a, b);
-    else
-      v = hn::Max(a, b);
+    V v = kMin ? hn::Min(a, b) : hn::Max(a, b);
     if constexpr (hwy::IsFloat<hn::TFromD<D>>()) {
       // What Min does with NaN differs between instruction sets: say it.
       v = hn::IfThenElse(hn::IsNaN(b), b, v);
