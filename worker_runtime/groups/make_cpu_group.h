@@ -11,7 +11,7 @@
 
 #include "rendezvous/base/clock.h"
 #include "worker_runtime/core/runtime_page_map.h"
-#include "worker_runtime/groups/shm/shm_segment.h"
+#include "worker_runtime/groups/shm/shm_group.h"
 
 namespace muster::groups {
 
