@@ -149,7 +149,7 @@ class StoppedByStore final : public Preemption {
     }
     if (wanted && !asked_) {
       asked_ = true;
-      MUSTER_OK(ask());
+      if (auto asked = ask(); !asked) return fail("preemption", std::move(asked).error());
     }
     return false;
   }
@@ -169,15 +169,12 @@ class StoppedByStore final : public Preemption {
 
   /// Of several ranks that ask at once one tells everybody: as many keys as ranks, not their square.
   Result<void> ask() {
-    const auto first = store_->add("asked", 1);
-    if (!first) return fail("preemption", first.error());
-    if (*first != 1) return {};
+    MUSTER_TRY(const std::int64_t place, store_->add("asked", 1));
+    if (place != 1) return {};
     std::vector<std::pair<std::string, std::string>> wakes;
     wakes.reserve(static_cast<std::size_t>(world_size_));
     for (int rank = 0; rank < world_size_; ++rank) wakes.emplace_back(wake_key(rank), "stop");
-    auto told = store_->multi_set(wakes);
-    if (!told) return fail("preemption", std::move(told).error());
-    return {};
+    return store_->multi_set(wakes);
   }
 
   Result<bool> settled(std::uint64_t call) {
