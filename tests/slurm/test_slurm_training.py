@@ -92,7 +92,7 @@ def test_a_task_that_cannot_know_its_head_says_what_to_run(slurm):
     srun = ["srun", "-N2", "-n2", "-m", "arbitrary"]
     env = slurm.environment(SLURM_HOSTFILE=hosts)
     done = slurm.run(*srun, BIN / "all_reduce", env=env)
-    assert done.returncode == 1
+    assert done.returncode == 2  # as of every program where what it was given is wrong
     assert done.stderr.count("run: srun ... muster --exec --master-addr=HOST PROGRAM") == 2, done.stderr
     done = slurm.run(*srun, MUSTER, "--exec", f"--master-addr={NODES[1]}", BIN / "all_reduce", env=env)
     assert done.stdout.count(" of 2: sum 3 ") == 2, done.stderr

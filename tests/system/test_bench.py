@@ -196,7 +196,7 @@ def test_the_training_program_refuses_bad_arguments_with_one_line(bin_dir, argum
 
 
 @pytest.mark.parametrize("arguments, words", [(["--backend=mpi"], "--backend: mpi: use gloo, shm or tcp, which need no mpirun"), (["--count=0"], "--count"),
-                                              (["--count=1", "--bytes=8"], "excludes"), (["--iterations=x"], "--iterations"), (["other"], "not expected"),
+                                              (["--count=1", "--bytes=8"], "excludes"), (["--iterations=x"], "--iterations"), (["other"], "unknown argument other"),
                                               (["--device=0,3"], "0,3: this program sums on the CPU; use cpu or auto")])
 def test_all_reduce_refuses_bad_arguments_with_one_line(bin_dir, arguments, words):
     done = subprocess.run([bin_dir / "all_reduce", *arguments], text=True, capture_output=True)
