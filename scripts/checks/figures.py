@@ -79,7 +79,7 @@ def _training():
     scaling = " and ".join(f"{ratio['of_medians']:.2f} at batch {batch}" for batch, ratio in train.get("scaling", {}).items())
     return "Training steps per second of each rank on the CPU, one thread each:\n\n" + _table(["", "muster::worker", train["torch"], "ratio"], rows) + \
         f"\nThe first step is done {_number(alone)} ms after exec, {_number(whole)} ms where FashionMNIST is read and unpacked before." + \
-        (f" Each of\ntwo ranks has {scaling} of the speed of one that is alone.\n" if scaling else "\n")
+        (f" Each of\ntwo ranks has this part of one rank's speed: {scaling}.\n" if scaling else "\n")
 
 
 def _figures():

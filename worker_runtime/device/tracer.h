@@ -20,7 +20,7 @@ struct Tracer {
     std::string name;
     std::string_view category;  // a literal: "data", "forward", "backward", "communication", "optimizer"
     Time begin, end;
-    bool beside = false;  // on the group's thread, or with a timer on its stream, between the marks alone
+    bool beside = false;  // on the group's thread; with a timer on the group's stream, from first to last
     std::optional<std::size_t> first = {}, last = {};  // marks of the timer, around what it enqueued
   };
   std::vector<Event> events;           // in the order of their ends

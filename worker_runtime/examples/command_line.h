@@ -14,15 +14,14 @@
 
 /// A number from `least` to `most`, which nan is not, though CLI::Range lets it pass.
 inline CLI::Validator between(double least, double most) {
-  const CLI::Range range(least, most);
-  const auto test = [least, most, range](std::string& text) {
+  const auto test = [least, most](std::string& text) {
     double value = 0;
     const bool fits = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
     return fits ? std::string()
                 : text + " is not a number from " + CLI::detail::to_string(least) + " to " +
                       CLI::detail::to_string(most);
   };
-  return {test, range.get_description()};
+  return {test, CLI::Range(least, most).get_description()};
 }
 
 /// Where the ranks meet and what they train on.

@@ -6,7 +6,6 @@
 #include <cstdlib>
 
 #include <muster/checkpoint.h>
-#include <muster/data_parallel.h>
 #include <muster/preemption.h>
 #include <muster/profile.h>
 #include <muster/profiler.h>
@@ -226,8 +225,9 @@ Result<int> train(Arguments args) {
   if (const auto time = ddp->communication(); time.steps > 0 && ddp->buckets().size() > 1)
     bar.print("communication  %.2f ms a step, %.0f %% hidden behind backward", time.milliseconds_per_step(),
               100 * time.hidden_share());
-  for (const Compute& replica : replicas)
-    if (models.size() > 1) bar.print("memory       %.2f MB of a replica", memory_allocated(replica) / 1e6);
+  if (models.size() > 1)
+    bar.print("memory       %.2f MB of the first replica, %.2f MB of the second",
+              memory_allocated(replicas[0]) / 1e6, memory_allocated(replicas[1]) / 1e6);
   bar.print("parameters   sha256 %s", nn::parameters_sha256(model).c_str());
   return 0;
 }

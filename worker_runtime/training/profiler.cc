@@ -117,7 +117,7 @@ class StepProfiler final : public Profiler {
            {"ts", microseconds(nanoseconds(begin) + offset.nanoseconds)},
            {"dur", microseconds((end - begin).count())}});
     };
-    Clock::time_point reduced{};  // so long the group's stream has been busy: one bucket after another
+    Clock::time_point reduced{};  // when the group's stream, which does one bucket after another, was done
     for (const Tracer::Event& event : tracer_.events) {
       if (event.beside && tracer_.timer != nullptr) {
         if (!event.first || !event.last) continue;

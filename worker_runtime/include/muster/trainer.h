@@ -65,7 +65,7 @@ class Trainer {
 
   /// The samples of this rank's coming steps; uploaded at once. The last step takes what is left over.
   [[nodiscard]] virtual Result<void> begin_epoch(std::span<const std::int32_t> indices) = 0;
-  /// The coming steps take the batches of `loader`, one each.
+  /// The coming steps take the batches of `loader`, one each; it outlives them.
   [[nodiscard]] virtual Result<void> begin_epoch(DataLoader& loader) = 0;
   [[nodiscard]] virtual std::int64_t steps_in_epoch() const = 0;
 

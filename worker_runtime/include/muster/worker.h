@@ -38,8 +38,7 @@ struct Worker {
 
 /// check(), init(), and the device. A collective that blocks until every rank has arrived, as init().
 /// kInvalidArgument: several replicas in a world of several ranks; kNotFound: GPUs were asked for and a rank
-/// cannot have them; that rank says why. Under "auto" it is a note
-/// on standard error, if any rank sees a GPU.
+/// cannot have them; that rank says why. Under "auto" it is a note on standard error, if any rank sees a GPU.
 [[nodiscard]] Result<Worker> start_worker(const WorkerOptions& options = {});
 
 /// "2 ranks (shm) on cpu (avx512)".
