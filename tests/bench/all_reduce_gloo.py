@@ -10,7 +10,7 @@ import time
 import torch
 import torch.distributed as dist
 
-SIZES = [4, 256, 4 << 10, 16 << 10, 64 << 10, 177704, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 64 << 20]
+SIZES = [4, 256, 4 << 10, 8 << 10, 16 << 10, 64 << 10, 177704, 256 << 10, 1 << 20, 4 << 20, 25 << 20, 64 << 20]
 
 
 def measure(rank, ranks, max_bytes, path):
@@ -23,6 +23,7 @@ def measure(rank, ranks, max_bytes, path):
         rounds = 500 if size <= 64 << 10 else 100 if size <= 1 << 20 else 50 if size <= 4 << 20 else 20
         micros = []
         for i in range(-rounds // 10 - 3, rounds):
+            tensor.fill_(1)
             dist.barrier()
             start = time.perf_counter()
             dist.all_reduce(tensor)

