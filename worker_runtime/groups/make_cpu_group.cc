@@ -2,6 +2,7 @@
 #include "worker_runtime/groups/make_cpu_group.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -21,8 +22,9 @@ int place_in(const std::vector<int>& ranks, int rank) {
 
 /// Ranks on several hosts. Data is combined within each host (shared memory), then between the hosts' first
 /// ranks (TCP), then handed out within the hosts, so that it crosses the network once per host. Sums are
-/// taken in rank order within a host and then in host order: the same bits everywhere, but not those of a
-/// flat group. Transfers between two ranks of different hosts go over a connection of their own.
+/// taken within each host and then between them: the same bits everywhere, and those of a flat group where
+/// each host has an equal part of the tree. Transfers between two ranks of different hosts go over a
+/// connection of their own.
 class HierarchicalGroup final : public CpuGroup {
  public:
   /// `hosts`: global ranks per host, ascending within a host. `local`: the ranks of this host, nullptr where
@@ -40,6 +42,13 @@ class HierarchicalGroup final : public CpuGroup {
   ~HierarchicalGroup() override { stop(); }
 
   std::string_view backend() const override { return "hierarchical"; }
+
+  bool sums_by_tree() const override {
+    const std::size_t each = hosts_[0].size();
+    for (int rank = 0; rank < world_size(); ++rank)
+      if (host_of(rank) != static_cast<std::size_t>(rank) / each) return false;
+    return std::has_single_bit(each);
+  }
 
   Result<void> run_transfer(const OpContext& op, const Transfer& transfer) override {
     if (host_of(transfer.peer) != host_) return flat_->run_transfer(op, transfer);

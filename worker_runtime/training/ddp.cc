@@ -69,8 +69,9 @@ Result<void> check_same_model(const nn::Model& model, ProcessGroup& group, HostC
 
 /// LogicalShards: the mean of gradients and buffers over V shards of the batch, added up by one binary tree
 /// over the shards, whatever the number of ranks: the same bits on 1, 2, 4 or V of them. A rank has V / world
-/// shards, whole subtrees; what is left of the tree each rank adds up itself after an all-gather, on the CPU
-/// and with NCCL. No reduction runs beside backward. Source: the logical workers of EasyScale.
+/// shards, whole subtrees; what is left of the tree is an all-reduce where the group's is that tree, else
+/// (with NCCL) each rank adds it up after an all-gather. No reduction runs beside backward. Source: the
+/// logical workers of EasyScale.
 class LogicalShards {
  public:
   /// A collective. kInvalidArgument: `shards` is no power of two that the ranks divide.
@@ -109,7 +110,7 @@ class LogicalShards {
     std::size_t count;
     float* start = nullptr;      // of the step, for buffers
     std::vector<float*> levels;  // sums of 1, 2, 4, ... shards that wait for the sum of as many others
-    float* gathered = nullptr;   // one after another of each rank
+    float* gathered = nullptr;   // one after another of each rank, where the group does not sum by tree
   };
   LogicalShards(const nn::Model& model, ProcessGroup& group, int shards)
       : model_(&model), group_(&group), shards_(shards), per_rank_(shards / group.world_size()) {}
@@ -130,7 +131,7 @@ class LogicalShards {
         MUSTER_TRY(arena.start, floats(arena.count));
       }
       const auto world = static_cast<std::size_t>(group_->world_size());
-      if (world == 1) continue;
+      if (world == 1 || group_->sums_by_tree()) continue;
       MUSTER_TRY(void* const gathered, group_->allocate(world * arena.count * sizeof(float)));
       arena.gathered = static_cast<float*>(gathered);
     }
@@ -157,6 +158,8 @@ class LogicalShards {
           sum(arena.gathered + i * arena.count, arena.gathered + (i + stride) * arena.count, arena.count,
               true, 1);
       total = arena.gathered;
+    } else {
+      MUSTER_OK(group_->all_reduce({arena.values, arena.count, DType::kFloat32}));
     }
     sum(arena.values, total, arena.count, false, 1.0F / static_cast<float>(shards_));
     return {};

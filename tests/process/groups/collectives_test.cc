@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every collective between real processes, over shared memory, TCP and both in two levels.
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -77,8 +78,8 @@ std::vector<OpSpec> every_call_dtype_and_reduction(int world_size) {
 
 std::vector<OpSpec> every_size() {
   std::vector<OpSpec> specs;
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{4}, std::size_t{4} * 1009, std::size_t{16384},
-                                  std::size_t{16388}, kMiB, kMiB + 4, kLargest})
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{4}, std::size_t{4096}, std::size_t{4100},
+                                  std::size_t{16384}, kMiB, kMiB + 4, kLargest})
     for (const Where where : {Where::kPrivate, Where::kRegistered, Where::kMixed})
       for (const Call call : {Call::kAllReduce, Call::kReduce})
         specs.push_back({.call = call, .count = bytes / 4, .root = 1, .where = where});
@@ -117,9 +118,18 @@ float awkward(int rank, std::size_t i) {
          std::exp2(static_cast<float>((i + static_cast<std::size_t>(rank) * 5) % 19));
 }
 
-void check_rank_order(const Shape& shape, int world_size) {
+/// What `input` of the ranks from `first` on makes as a balanced binary tree.
+template <class Input>
+float tree_sum(const Input& input, int first, int count) {
+  if (count == 1) return input(first);
+  const int left = static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
+  return tree_sum(input, first, left) + tree_sum(input, first + left, count - left);
+}
+
+void check_tree_sums(const Shape& shape, int world_size) {
   INFO(shape.name << ", " << world_size << " ranks");
   require_all_well(run_world(world_of(shape, world_size), [&](ProcessGroup& group) -> std::string {
+    if (!group.sums_by_tree()) return "says that it does not sum by tree";
     for (const std::size_t count : {std::size_t{1000}, std::size_t{300007}})
       for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
         // volatile: rounded before it is added, whatever the compiler would fuse.
@@ -133,8 +143,7 @@ void check_rank_order(const Shape& shape, int world_size) {
         if (const auto done = group.all_reduce({data.data(), count, DType::kFloat32}, op); !done)
           return done.error().message;
         for (std::size_t i = 0; i < count; ++i) {
-          float sum = input(0, i);
-          for (int rank = 1; rank < world_size; ++rank) sum += input(rank, i);
+          const float sum = tree_sum([&](int rank) { return input(rank, i); }, 0, world_size);
           if (std::memcmp(&sum, &data[i], sizeof sum) != 0) return "element " + std::to_string(i);
         }
       }
@@ -230,13 +239,24 @@ TEST_CASE("shared memory: a transfer right after a barrier, 200,000 times") {
   }));
 }
 
-TEST_CASE("sums and averages are taken in rank order, bit for bit, by shared memory and TCP alike") {
-  for (const int world_size : {3, 6}) {  // 1/3 and 1/6 are no floats
-    check_rank_order(kShm, world_size);
-    check_rank_order(kTcp, world_size);
+TEST_CASE(
+    "sums and averages are taken by one tree over the ranks, bit for bit, by shared memory and TCP alike") {
+  for (const int world_size : {3, 4, 6, 7}) {  // 1/3, 1/6 and 1/7 are no floats
+    check_tree_sums(kShm, world_size);
+    check_tree_sums(kTcp, world_size);
   }
-  check_rank_order(kShm, 4);
-  check_rank_order(kTcp, 4);
+  check_tree_sums({"hosts of two", Backend::kAuto, {"a", "a", "b", "b", "c", "c", "d", "d"}, "hierarchical"},
+                  8);
+}
+
+TEST_CASE("hosts that have no equal parts of the tree say that they do not sum by it") {
+  for (const std::vector<std::string>& hosts :
+       {std::vector<std::string>{"a", "a", "a", "b"}, std::vector<std::string>{"a", "b", "a", "b"},
+        std::vector<std::string>{"a", "a", "a", "b", "b", "b"}})
+    require_all_well(run_world({.world_size = static_cast<int>(hosts.size()), .host_ids = hosts},
+                               [&](ProcessGroup& group) -> std::string {
+                                 return group.sums_by_tree() ? "says that it sums by tree" : "";
+                               }));
 }
 
 TEST_CASE("an average has the same bits on every rank") {

@@ -2,8 +2,10 @@
 // The vector reduction against scalar loops, on every instruction set of this machine.
 #include "worker_runtime/groups/base/reduce_kernels.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <random>
 
@@ -57,9 +59,12 @@ double expected(const std::vector<std::vector<std::byte>>& inputs, std::size_t i
     const double in = decode(inputs[p].data() + at, dtype);
     return op == ReduceOp::kAvg ? rounded(in * rounded(scale)) : in;
   };
-  double value = input(0);
-  for (std::size_t p = 1; p < inputs.size(); ++p) value = rounded(combine(value, input(p), op));
-  return value;
+  const std::function<double(std::size_t, std::size_t)> tree = [&](std::size_t first, std::size_t count) {
+    if (count == 1) return input(first);
+    const std::size_t left = std::bit_floor(count - 1);
+    return rounded(combine(tree(first, left), tree(first + left, count - left), op));
+  };
+  return tree(0, inputs.size());
 }
 
 std::vector<std::vector<std::byte>> random_inputs(std::size_t parts, std::size_t count, DType dtype,
@@ -82,21 +87,22 @@ void run(const std::vector<std::vector<std::byte>>& inputs, std::vector<std::byt
 
 }  // namespace
 
-TEST_CASE("random floats are reduced to the bits of a scalar loop, at every length around the vectors'") {
+TEST_CASE("random floats are reduced to the bits of a scalar tree, at every length around the vectors'") {
   on_every_target([] {
     for (const DType dtype : kFloats)
       for (const ReduceOp op : kOps)
         for (const std::size_t count : {1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 257, 1009}) {
           const double scale = op == ReduceOp::kAvg ? 1.0 / 3 : 1.0;
-          const auto inputs = random_inputs(3, count, dtype, static_cast<unsigned>(count));
+          const std::size_t parts = 1 + count % 11;
+          const auto inputs = random_inputs(parts, count, dtype, static_cast<unsigned>(count));
           std::vector<std::byte> output(count * size_of(dtype) + 1, std::byte{0x5a});
           run(inputs, output, count, dtype, op, scale);
           REQUIRE(output.back() == std::byte{0x5a});
           for (std::size_t i = 0; i < count; ++i) {
             std::byte want[8];
             encode(expected(inputs, i, dtype, op, scale), dtype, want);
-            INFO(to_string(dtype) << " op " << static_cast<int>(op) << " count " << count << " element "
-                                  << i);
+            INFO(parts << " inputs of " << to_string(dtype) << " op " << static_cast<int>(op) << " count "
+                       << count << " element " << i);
             REQUIRE(std::memcmp(want, output.data() + i * size_of(dtype), size_of(dtype)) == 0);
           }
         }

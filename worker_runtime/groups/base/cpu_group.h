@@ -68,6 +68,7 @@ class CpuGroup : public ProcessGroup {
 
   [[nodiscard]] Result<void> all_reduce(Buffer buffer, ReduceOp op) final;
   [[nodiscard]] Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer, ReduceOp op) final;
+  [[nodiscard]] bool sums_by_tree() const override { return true; }
   [[nodiscard]] Result<void> broadcast(Buffer buffer, int root) final;
   [[nodiscard]] Result<void> all_gather(ConstBuffer input, Buffer output) final;
   [[nodiscard]] Result<void> reduce_scatter(ConstBuffer input, Buffer output, ReduceOp op) final;

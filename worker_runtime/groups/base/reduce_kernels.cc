@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One loop per element type and operation: load a vector of every input, combine, store to every output.
+// One loop per element type and operation: load four vectors of every input, combine, store to every output.
 // Memory is the limit at large sizes, so an element is read once and written once per output, and four
 // vectors are in flight to hide latency when the data is in cache.
 #include "worker_runtime/groups/base/reduce_kernels.h"
@@ -162,10 +162,6 @@ void reduce_loop(const Arguments& a) {
   using T = hn::TFromD<D>;
   const D d;
   const std::size_t lanes = hn::Lanes(d);
-  const auto input = [&](std::size_t p) { return static_cast<const Stored*>(a.inputs[p]); };
-  const auto output = [&](std::size_t p) { return static_cast<Stored*>(a.outputs[p]); };
-  const std::size_t num_inputs = a.inputs.size();
-  const std::size_t num_outputs = a.outputs.size();
   const auto scale = hn::Set(d, static_cast<T>(a.scale));
   const auto fetch = [&](const Stored* in) {
     if constexpr (kScaled)
@@ -173,45 +169,52 @@ void reduce_loop(const Arguments& a) {
     else
       return Element::load(d, in);
   };
-
+  // waiting[k]: what 2^(k+1) inputs make, until as many others do.
+  HWY_ALIGN T waiting[32][4 * hn::MaxLanes(D())];
+  // Four vectors of every input, from input(p) on, to all outputs, to output(p).
+  const auto block = [&](auto input, std::size_t num_outputs, auto output) {
+    const std::size_t num_inputs = a.inputs.size();
+    for (std::size_t p = 0; p < num_inputs; p += 2) {
+      const Stored* in = input(p);
+      auto v0 = fetch(in);
+      auto v1 = fetch(in + lanes);
+      auto v2 = fetch(in + 2 * lanes);
+      auto v3 = fetch(in + 3 * lanes);
+      const auto each = [&](auto body) {
+        body(v0, 0);
+        body(v1, lanes);
+        body(v2, 2 * lanes);
+        body(v3, 3 * lanes);
+      };
+      if (p + 1 < num_inputs) {
+        in = input(p + 1);
+        each([&](auto& v, std::size_t at) { v = Op::apply(d, v, fetch(in + at)); });
+      }
+      const bool last = p + 2 >= num_inputs;
+      std::size_t level = 0;
+      for (std::size_t pairs = p / 2; last ? pairs != 0 : pairs % 2 != 0; pairs /= 2, ++level) {
+        const T* before = waiting[level];
+        if (pairs % 2 != 0) each([&](auto& v, auto at) { v = Op::apply(d, hn::Load(d, before + at), v); });
+      }
+      if (!last) each([&](auto& v, std::size_t at) { hn::Store(v, d, waiting[level] + at); });
+      for (std::size_t q = 0; last && q < num_outputs; ++q) {
+        Stored* out = output(q);
+        each([&](auto& v, std::size_t at) { Element::store(d, v, out + at); });
+      }
+    }
+  };
   std::size_t i = 0;
-  for (; i + 4 * lanes <= a.count; i += 4 * lanes) {
-    const Stored* in = input(0) + i;
-    auto v0 = fetch(in);
-    auto v1 = fetch(in + lanes);
-    auto v2 = fetch(in + 2 * lanes);
-    auto v3 = fetch(in + 3 * lanes);
-    for (std::size_t p = 1; p < num_inputs; ++p) {
-      in = input(p) + i;
-      v0 = Op::apply(d, v0, fetch(in));
-      v1 = Op::apply(d, v1, fetch(in + lanes));
-      v2 = Op::apply(d, v2, fetch(in + 2 * lanes));
-      v3 = Op::apply(d, v3, fetch(in + 3 * lanes));
-    }
-    for (std::size_t p = 0; p < num_outputs; ++p) {
-      Stored* out = output(p) + i;
-      Element::store(d, v0, out);
-      Element::store(d, v1, out + lanes);
-      Element::store(d, v2, out + 2 * lanes);
-      Element::store(d, v3, out + 3 * lanes);
-    }
-  }
-  // The rest by single vectors; the last, shorter one through a padded copy, so that it is the same
-  // arithmetic.
-  HWY_ALIGN Stored padded[hn::MaxLanes(D())] = {};
-  while (i < a.count) {
-    const std::size_t n = std::min(lanes, a.count - i);
-    const auto load = [&](std::size_t p) {
-      if (n == lanes) return fetch(input(p) + i);
-      std::memcpy(padded, input(p) + i, n * sizeof(Stored));
-      return fetch(padded);
-    };
-    auto v = load(0);
-    for (std::size_t p = 1; p < num_inputs; ++p) v = Op::apply(d, v, load(p));
-    Element::store(d, v, padded);
-    for (std::size_t p = 0; p < num_outputs; ++p) std::memcpy(output(p) + i, padded, n * sizeof(Stored));
-    i += n;
-  }
+  const auto input = [&](std::size_t p) { return static_cast<const Stored*>(a.inputs[p]) + i; };
+  const auto output = [&](std::size_t p) { return static_cast<Stored*>(a.outputs[p]) + i; };
+  for (; i + 4 * lanes <= a.count; i += 4 * lanes) block(input, a.outputs.size(), output);
+  // The rest through padded copies, so that it is the same arithmetic.
+  const std::size_t rest = (a.count - i) * sizeof(Stored);
+  if (rest == 0) return;
+  HWY_ALIGN Stored padded[4 * hn::MaxLanes(D())] = {};
+  HWY_ALIGN Stored result[4 * hn::MaxLanes(D())];
+  block([&](std::size_t p) { return static_cast<const Stored*>(std::memcpy(padded, input(p), rest)); }, 1,
+        [&](std::size_t) { return result; });
+  for (std::size_t p = 0; p < a.outputs.size(); ++p) std::memcpy(output(p), result, rest);
 }
 
 template <class Element>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Element-wise reduction of several inputs into several outputs, vectorised for the machine at run time
 // (Highway). Pure; called by the CPU groups. f16 and bf16 accumulate in float and are rounded once, to
-// nearest even. Inputs are taken in their order, so the result is the same bits for every split of the
-// elements and every vector width. NaN in any input gives NaN, for min and max too. Integers wrap.
+// nearest even. Inputs are combined as a balanced binary tree over them: the result is the same bits for
+// every split of the elements and every vector width, and half the inputs can be combined first, elsewhere.
+// NaN in any input gives NaN, for min and max too. Integers wrap.
 #pragma once
 
 #include <span>
@@ -11,9 +12,9 @@
 
 namespace muster::groups {
 
-/// outputs[*][i] = inputs[0][i] op inputs[1][i] op ...; with a `scale` that is not 1 (sums of float types
-/// only) each input is multiplied by it first, and the product rounded. An output may be one of the inputs
-/// exactly; otherwise they do not overlap. At least one input and one output.
+/// outputs[*][i] = (inputs[0][i] op inputs[1][i]) op (inputs[2][i] op inputs[3][i]) ...; with a `scale` that
+/// is not 1 (sums of float types only) each input is multiplied by it first, and the product rounded. An
+/// output may be one of the inputs exactly; otherwise they do not overlap. At least one input and one output.
 void reduce(std::span<const void* const> inputs, std::span<void* const> outputs, std::size_t count,
             DType dtype, ReduceOp op, double scale = 1.0);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ShmGroup: the process group of ranks that share memory. Buffers from allocate() are reduced where they lie:
 // every rank reduces its slice of all inputs and writes it to all outputs, between two barriers. Other
-// buffers go through staging slots, small ones (up to 4 KB) with a single barrier. Sums are in rank order.
+// buffers go through staging slots, small ones (up to 4 KB) with a single barrier.
 // Made by make_cpu_group() or a test. A member's death is noticed within about 50 ms of waiting for it.
 #pragma once
 

@@ -168,7 +168,7 @@ class TcpGroup final : public CpuGroup {
   }
   std::byte* scratch(std::size_t member) { return scratch_.data() + member * scratch_each_; }
 
-  /// In rank order: `own` in this member's place, the others from scratch.
+  /// `own` in this member's place, the others from scratch.
   void reduce_scratch(const OpContext& op, const std::byte* own, std::byte* output, std::size_t count) {
     std::vector<const void*> inputs;
     inputs.reserve(members());

@@ -8,9 +8,9 @@
 // leaves the group usable. CPU groups ("single", "shm", "tcp", "hierarchical") block until the result is in
 // place. The NCCL group ("nccl") orders its work after what is already on the compute stream, and the compute
 // stream after its result; it blocks the host only in barrier(). The result is the same bits on every rank.
-// CPU groups take sums in a fixed order, so that it is the same in every run, too: rank order in "shm" and
-// "tcp", host by host in "hierarchical"; NCCL's order is its own choice of algorithm. Every wait ends by the
-// group's timeout with kTimeout, or kPeerGone, naming the rank and operation.
+// CPU groups take sums in a fixed order, so that it is the same in every run, too: as a binary tree over the
+// ranks in "shm" and "tcp", host by host in "hierarchical"; NCCL's order is its own choice of algorithm.
+// Every wait ends by the group's timeout with kTimeout, or kPeerGone, naming the rank and operation.
 #pragma once
 
 #include <chrono>
@@ -64,6 +64,10 @@ class ProcessGroup {
   /// returned. Several may be outstanding; they run in the order they were started.
   [[nodiscard]] virtual Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer,
                                                                        ReduceOp op = ReduceOp::kSum) = 0;
+
+  /// True where a sum is ((rank 0 + rank 1) + (rank 2 + rank 3)) + ..., a balanced binary tree over the
+  /// ranks.
+  [[nodiscard]] virtual bool sums_by_tree() const { return false; }
 
   /// Copies root's buffer to every rank's.
   [[nodiscard]] virtual Result<void> broadcast(Buffer buffer, int root) = 0;
