@@ -258,6 +258,33 @@ TEST_CASE("the CPU pooling gives the reference's bits at every width, window and
       }
 }
 
+TEST_CASE("the CPU pooling gives the reference's bits with padding, also where a window is all padding") {
+  for (const auto& [kernel, stride, padding] : {std::array{3, 2, 1}, std::array{2, 2, 1}, std::array{3, 1, 1},
+                                                std::array{5, 3, 2}, std::array{7, 4, 3}})
+    for (const int width : {1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 127, 128, 129, 130, 257}) {
+      if (width + 2 * padding < kernel) continue;
+      const int out = (width + 2 * padding - kernel) / stride + 1;
+      const nn::MaxPoolSizes s{2, width, width, out, out, kernel, stride, padding};
+      INFO(width << " kernel " << kernel << " stride " << stride << " padding " << padding);
+      std::mt19937 rng(13);
+      const Floats x = random_floats(rng, std::int64_t{2} * width * width);
+      const auto num_y = static_cast<std::size_t>(2 * out * out);
+      Floats y(num_y);
+      std::vector<std::uint8_t> argmax(num_y);
+      for (std::size_t i = 0; i < num_y; ++i)
+        nn::MaxPoolForward<float>{s, x.data(), y.data(), argmax.data()}.at<1>(static_cast<std::int64_t>(i));
+      for (const bool guard : {false, true}) {
+        Guarded<float> gx(x, guard), gdy(y, guard), out_y(num_y, guard), out_dx(x.size(), guard);
+        Guarded<std::uint8_t> out_argmax(num_y, guard);
+        (void)nn::max_pool_forward(s, gx.data(), out_y.data(), out_argmax.data(), nullptr);
+        (void)nn::max_pool_backward(s, gdy.data(), out_argmax.data(), out_dx.data(), nullptr);
+        REQUIRE(same_bits(out_y.values(), y));
+        REQUIRE(out_argmax.values() == argmax);
+        REQUIRE((out_y.intact() && out_argmax.intact() && out_dx.intact()));
+      }
+    }
+}
+
 TEST_CASE(
     "the CPU cross-entropy equals the reference for few and many classes, confident and wrong answers") {
   const auto reference = make_reference_kernels();

@@ -86,7 +86,8 @@ void max_pool_rows(const MaxPoolSizes& s, const float* x, float* y, std::uint8_t
       for (int p = p0; p < s.kernel && p < s.height - row0; ++p)
         for (int q = 0; q < s.kernel; ++q) {
           const int begin = std::max(0, (stride - 1 - column0 - q) / stride);
-          const int end = std::min(count, (s.width - 1 - column0 - q) / stride + 1);
+          const int last = s.width - 1 - column0 - q;  // what the first window's column has to its right
+          const int end = last < 0 ? 0 : std::min(count, last / stride + 1);
           const float* const line = image + (row0 + p) * s.width + column0 + q;
           const int place = p * s.kernel + q;
           for (int j = begin; j < end; ++j) {
