@@ -31,7 +31,7 @@ struct SampleFailure {
 /// A batch that is being made, or has been. Which one: its number modulo the number of slots.
 struct BatchSlot {
   std::shared_ptr<std::byte[]> inputs;
-  std::vector<std::int32_t> labels;
+  std::vector<std::int32_t> labels, indices;
   std::int64_t missing = 0;  // samples
   std::optional<SampleFailure> failure;
   Batch batch;
@@ -197,7 +197,8 @@ class ThreadedLoader final : public DataLoader {
       Batch& made = chunk.slot->batch;
       made.inputs.dims[0] = static_cast<int>(rows);
       made.labels = std::span(chunk.slot->labels).first(rows);
-      made.indices = std::span(indices_).subspan(static_cast<std::size_t>(begin), rows);
+      chunk.slot->indices.assign(indices_.begin() + begin, indices_.begin() + end);
+      made.indices = chunk.slot->indices;
       made.epoch = epoch_;
       made.number = batch;
       made.batches = batches_;

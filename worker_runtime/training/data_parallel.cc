@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <barrier>
+#include <system_error>
 #include <thread>
 
 #include <muster/data_parallel.h>
 
 #include "rendezvous/base/fail.h"
+#include "rendezvous/base/syscall.h"
 #include "worker_runtime/device/device.h"
 #include "worker_runtime/ops/cast/cast.h"
 #include "worker_runtime/training/batch.h"
@@ -19,14 +21,15 @@ class ThreadedDataParallel final : public DataParallel {
       : replicas_(replicas), meeting_(std::ssize(replicas_)) {}
   ~ThreadedDataParallel() override {
     stopping_ = true;
-    if (!threads_.empty()) meeting_.arrive_and_wait();
+    for (std::size_t i = threads_.size() + 1; i < replicas_.size(); ++i) meeting_.arrive_and_drop();
+    meeting_.arrive_and_wait();
     for (std::thread& thread : threads_) thread.join();
   }
 
   Result<void> start(std::span<nn::Model> models, std::span<const Compute> computes) {
     for (std::size_t i = 0; i < replicas_.size(); ++i) {
       if (i > 0 || models[i].params() == nullptr) MUSTER_OK(models[i].allocate(computes[i]));
-      models[i].set_shards(static_cast<int>(i), 1);
+      if (replicas_.size() > 1) models[i].set_shards(static_cast<int>(i), 1);
       MUSTER_TRY(void* const state, computes[i]->allocate(sizeof(State)));
       replicas_[i] = {&models[i], computes[i].get(), static_cast<State*>(state)};
     }
@@ -34,10 +37,16 @@ class ThreadedDataParallel final : public DataParallel {
       MUSTER_TRY(void* const received, computes[0]->allocate(models[0].arena_bytes()));
       received_ = static_cast<float*>(received);
     }
-    for (std::size_t i = 1; i < replicas_.size(); ++i)
-      threads_.emplace_back([this, &replica = replicas_[i]] {
-        for (meeting_.arrive_and_wait(); !stopping_; meeting_.arrive_and_wait()) run(replica);
-      });
+    try {
+      for (std::size_t i = 1; i < replicas_.size(); ++i)
+        threads_.push_back(start_quiet_thread([this, &replica = replicas_[i]] {
+          for (meeting_.arrive_and_wait(); !stopping_; meeting_.arrive_and_wait()) run(replica);
+        }));
+    } catch (const std::system_error& error) {
+      return fail(ErrorCode::kExhausted,
+                  "DataParallel: start a thread for replica {}: {}; use fewer replicas", threads_.size() + 1,
+                  error.code().message());
+    }
     return {};
   }
 
@@ -57,6 +66,7 @@ class ThreadedDataParallel final : public DataParallel {
     loss_ = &loss;
     Device& first = *replicas_[0].device;
     MUSTER_OK(first.synchronize());  // the optimizer is done with the parameters
+    random_ = replicas_[0].model->read_random_state();
     meeting_.arrive_and_wait();
     run(replicas_[0]);
     LossTotals totals;
@@ -92,6 +102,7 @@ class ThreadedDataParallel final : public DataParallel {
       model.round_params();
       replica.device->copy_on_device(model.buffer_arena(), first.buffer_arena(),
                                      model.buffer_elements() * sizeof(float));
+      replica.model->manual_seed(random_.seed, random_.step);
       (void)replica.device->synchronize();  // compute() returns its error, too
     }
     meeting_.arrive_and_wait();  // from here on replica 0 changes its buffers
@@ -157,6 +168,7 @@ class ThreadedDataParallel final : public DataParallel {
   const Batch* batch_ = nullptr;
   const Loss* loss_ = nullptr;
   float loss_scale_ = 1;
+  nn::RandomState random_;  // the first model's
 };
 
 }  // namespace
