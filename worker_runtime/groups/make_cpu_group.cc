@@ -120,8 +120,9 @@ class HierarchicalGroup final : public CpuGroup {
   }
 
   Result<void*> run_allocate(const OpContext& op, std::size_t size_bytes) override {
-    if (local_ != nullptr) return local_->allocate(size_bytes);
-    return CpuGroup::run_allocate(op, size_bytes);
+    if (local_ == nullptr) return CpuGroup::run_allocate(op, size_bytes);
+    MUSTER_OK(run_barrier(op));  // as the other does
+    return local_->allocate(size_bytes);
   }
 
   void tell_failure(const Error& error) override {

@@ -28,8 +28,12 @@ class SingleGroup final : public ProcessGroup {
   int world_size() const override { return 1; }
   std::string_view backend() const override { return "single"; }
   DeviceType device() const override { return gpu_ != nullptr ? DeviceType::kCuda : DeviceType::kCpu; }
-  Result<void> all_reduce(Buffer /*buffer*/, ReduceOp /*op*/) override { return {}; }
-  Result<std::unique_ptr<Work>> start_all_reduce(Buffer /*buffer*/, ReduceOp /*op*/) override {
+  Result<void> all_reduce(Buffer buffer, ReduceOp op) override {
+    MUSTER_OK(groups::describe_all_reduce(buffer, op));
+    return {};
+  }
+  Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer, ReduceOp op) override {
+    MUSTER_OK(all_reduce(buffer, op));
     return std::make_unique<DoneWork>();
   }
   Result<void> broadcast(Buffer buffer, int root) override {
@@ -64,6 +68,8 @@ class SingleGroup final : public ProcessGroup {
     return gpu_->synchronize(stream_);
   }
   Result<void*> allocate(std::size_t size_bytes) override {
+    if (size_bytes > groups::kMaxAllocation)
+      return fail(ErrorCode::kExhausted, "allocate {} bytes: none left", size_bytes);
     const std::size_t rounded = std::max<std::size_t>((size_bytes + 63) / 64 * 64, 64);
     void* block = nullptr;
     if (gpu_ != nullptr) {

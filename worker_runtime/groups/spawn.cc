@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <string>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@
 #include <climits>
 #include <fmt/format.h>
 
+#include <muster/preemption.h>
 #include <muster/spawn.h>
 #include <muster/store_server.h>
 
@@ -47,12 +49,52 @@ struct Cause {
 struct RankFailure {
   Cause cause;
   std::string text;
+  ErrorCode code = ErrorCode::kFailed;
 };
 
 struct SpawnedWorker {
   pid_t pid = -1;
   UniqueFd pidfd;
   UniqueFd channel;  // brings it the store's port, and brings back its report
+};
+
+/// As long as this object lives SIGCHLD is not ignored, and SIGTERM and SIGUSR1, with which a job is
+/// preempted, are read from a descriptor unless this program handles or ignores them.
+class SpawnSignals {
+ public:
+  SpawnSignals() {
+    struct sigaction by_default {};
+    ::sigaction(SIGCHLD, &by_default, &child_before_);
+    sigset_t signals;
+    ::sigemptyset(&signals);
+    for (const int signal : {SIGTERM, SIGUSR1}) {
+      struct sigaction action {};
+      ::sigaction(signal, nullptr, &action);
+      if (action.sa_handler == SIG_DFL) ::sigaddset(&signals, signal);
+    }
+    ::pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    fd_.reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+  SpawnSignals(const SpawnSignals&) = delete;
+  SpawnSignals& operator=(const SpawnSignals&) = delete;
+  ~SpawnSignals() {
+    unblock();
+    ::sigaction(SIGCHLD, &child_before_, nullptr);
+  }
+
+  void unblock() const { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  int fd() const { return fd_.get(); }
+  void pass_on(const std::vector<SpawnedWorker>& workers) const {
+    signalfd_siginfo come{};
+    while (::read(fd_.get(), &come, sizeof come) == sizeof come)
+      for (const SpawnedWorker& worker : workers)
+        if (worker.pid > 1) ::kill(worker.pid, static_cast<int>(come.ssi_signo));
+  }
+
+ private:
+  sigset_t before_{};
+  struct sigaction child_before_ {};
+  UniqueFd fd_;
 };
 
 /// kUnsupported: why a copy of this process would not work.
@@ -117,7 +159,7 @@ void set_environment(int rank, int nprocs, std::uint16_t port) {
 }
 
 Result<SpawnedWorker> start_worker(int rank, int nprocs, const std::vector<SpawnedWorker>& others,
-                                   const std::function<Result<void>(int)>& fn) {
+                                   const SpawnSignals& signals, const std::function<Result<void>(int)>& fn) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return fail(errno_error("spawn: socketpair", errno));
@@ -133,6 +175,7 @@ Result<SpawnedWorker> start_worker(int rank, int nprocs, const std::vector<Spawn
     worker.channel.reset();
     for (const SpawnedWorker& other : others) ::close(other.channel.get()), ::close(other.pidfd.get());
     ::signal(SIGTERM, SIG_DFL);
+    signals.unblock();
     run_worker(rank, nprocs, childs_end, fn);
   }
   worker.pidfd = open_pidfd(worker.pid);
@@ -142,10 +185,11 @@ Result<SpawnedWorker> start_worker(int rank, int nprocs, const std::vector<Spawn
 /// Of a worker that has ended; reaps it.
 std::optional<RankFailure> failure_of(int rank, const SpawnedWorker& worker) {
   int status = 0;
-  (void)retry_eintr([&] { return ::waitpid(worker.pid, &status, 0); });
+  const pid_t reaped = retry_eintr([&] { return ::waitpid(worker.pid, &status, 0); });
   const auto failed = [&](const Cause& cause, std::string_view how) {
     return RankFailure{cause, fmt::format("spawn: rank {}{}", rank, how)};
   };
+  if (reaped != worker.pid) return failed({}, " was reaped elsewhere in this program; its end is unknown");
   if (WIFSIGNALED(status)) {
     const char* name = ::sigabbrev_np(WTERMSIG(status));
     return failed({Cause::kSignal}, fmt::format(" was killed by SIG{}", name == nullptr ? "?" : name));
@@ -156,15 +200,19 @@ std::optional<RankFailure> failure_of(int rank, const SpawnedWorker& worker) {
   // Not blocking: it may have children of its own that hold the other end.
   const ssize_t n =
       retry_eintr([&] { return ::recv(worker.channel.get(), bytes.data(), bytes.size(), MSG_DONTWAIT); });
-  if (n < static_cast<ssize_t>(sizeof cause))
-    return failed(cause, fmt::format(" exited with code {}", WEXITSTATUS(status)));
+  if (n < static_cast<ssize_t>(sizeof cause)) {
+    RankFailure ended = failed(cause, fmt::format(" exited with code {}", WEXITSTATUS(status)));
+    if (WEXITSTATUS(status) == kExitPreempted) ended.code = ErrorCode::kCancelled;
+    return ended;
+  }
   std::memcpy(&cause, bytes.data(), sizeof cause);
   bytes.resize(static_cast<std::size_t>(n));
   return failed(cause, ": " + bytes.substr(sizeof cause));
 }
 
 /// Blocks until every worker has ended; the failure that was the cause of the others.
-std::optional<RankFailure> wait_for_all(std::vector<SpawnedWorker>& workers, Millis grace) {
+std::optional<RankFailure> wait_for_all(std::vector<SpawnedWorker>& workers, const SpawnSignals& signals,
+                                        Millis grace) {
   std::optional<RankFailure> first;
   std::optional<Instant> deadline;  // of `signal` for those that still run
   int signal = SIGTERM;
@@ -172,9 +220,11 @@ std::optional<RankFailure> wait_for_all(std::vector<SpawnedWorker>& workers, Mil
     std::vector<pollfd> entries;
     entries.reserve(workers.size());
     for (const SpawnedWorker& worker : workers) entries.push_back({worker.pidfd.get(), POLLIN, 0});
+    entries.push_back({signals.fd(), POLLIN, 0});
     const Millis left = deadline ? time_left(*deadline, SteadyClock::now()) : Millis(-1);
     (void)::poll(entries.data(), entries.size(),
                  static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX)));
+    signals.pass_on(workers);
     for (std::size_t i = 0; i < workers.size(); ++i) {
       if (entries[i].revents == 0) continue;
       auto failure = failure_of(static_cast<int>(i), workers[i]);
@@ -206,12 +256,13 @@ Result<void> spawn(int nprocs, const std::function<Result<void>(int rank)>& fn, 
   // What is buffered would be written by every worker.
   std::cout.flush();
   std::fflush(nullptr);
+  const SpawnSignals signals;
   std::vector<SpawnedWorker> workers;
   workers.reserve(static_cast<std::size_t>(nprocs));
   // The server's thread comes after the forks; until they know its port the workers wait.
   const auto start = [&]() -> Result<std::unique_ptr<StoreServer>> {
     for (int rank = 0; rank < nprocs; ++rank) {
-      MUSTER_TRY(SpawnedWorker worker, start_worker(rank, nprocs, workers, fn));
+      MUSTER_TRY(SpawnedWorker worker, start_worker(rank, nprocs, workers, signals, fn));
       workers.push_back(std::move(worker));
       if (!workers.back().pidfd) return fail(errno_error("spawn: pidfd_open", errno));
     }
@@ -229,8 +280,8 @@ Result<void> spawn(int nprocs, const std::function<Result<void>(int rank)>& fn, 
     }
     return fail(server.error());
   }
-  if (auto failure = wait_for_all(workers, options.grace))
-    return fail(ErrorCode::kFailed, std::move(failure->text));
+  if (auto failure = wait_for_all(workers, signals, options.grace))
+    return fail(failure->code, std::move(failure->text));
   return {};
 }
 

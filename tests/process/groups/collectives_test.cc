@@ -249,6 +249,24 @@ TEST_CASE(
                   8);
 }
 
+TEST_CASE("hosts with one rank and with several allocate together, and no rank is given what none can have") {
+  const WorldOptions options{.world_size = 3, .host_ids = {"a", "a", "b"}};
+  require_all_well(run_world(options, [&](ProcessGroup& group) -> std::string {
+    if (const auto none = group.allocate(SIZE_MAX); none || none.error().code != ErrorCode::kExhausted)
+      return "has SIZE_MAX bytes";
+    return "";
+  }));
+  require_all_well(run_world(options, [&](ProcessGroup& group) -> std::string {
+    for (int round = 0; round < 3; ++round) {
+      const auto memory = group.allocate(4096);
+      if (!memory) return memory.error().message;
+      if (const auto done = group.all_reduce({*memory, 1024, DType::kFloat32}); !done)
+        return done.error().message;
+    }
+    return "";
+  }));
+}
+
 TEST_CASE("hosts that have no equal parts of the tree say that they do not sum by it") {
   for (const std::vector<std::string>& hosts :
        {std::vector<std::string>{"a", "a", "a", "b"}, std::vector<std::string>{"a", "b", "a", "b"},

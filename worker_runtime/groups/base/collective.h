@@ -62,6 +62,8 @@ static_assert(sizeof(OpDescriptor) == 32);
                                                      int rank, int world_size);
 
 /// Elements [begin, end).
+inline constexpr std::size_t kMaxAllocation = std::size_t{1} << 40;  // bytes that a rank may ask for
+
 struct Slice {
   std::size_t begin = 0;
   std::size_t end = 0;

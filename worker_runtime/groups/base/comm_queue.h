@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include <muster/process_group.h>
@@ -39,7 +40,10 @@ class CommQueue {
         shared_->waiting.push_back(item);
       shared_->changed.notify_all();
     }
-    if (!thread_.joinable()) thread_ = std::thread([shared = shared_] { shared->run(); });
+    try {
+      if (!thread_.joinable()) thread_ = std::thread([shared = shared_] { shared->run(); });
+    } catch (const std::system_error&) {  // none is left: who waits runs it
+    }
     return std::make_unique<QueuedWork>(shared_, std::move(item));
   }
 

@@ -114,6 +114,8 @@ Result<void> CpuGroup::barrier() {
 }
 
 Result<void*> CpuGroup::allocate(std::size_t size_bytes) {
+  if (size_bytes > kMaxAllocation)
+    return fail(ErrorCode::kExhausted, "allocate {} bytes: none left", size_bytes);
   const std::size_t rounded = std::max<std::size_t>((size_bytes + 63) / 64 * 64, 64);
   return run_now(OpDescriptor{.count = size_bytes, .kind = OpKind::kAllocate},
                  [&](const OpContext& context) { return run_allocate(context, rounded); });

@@ -66,6 +66,7 @@ class CpuGroup : public ProcessGroup {
   [[nodiscard]] int rank() const final { return rank_; }
   [[nodiscard]] int world_size() const final { return world_size_; }
 
+  [[nodiscard]] Result<void> status() const final { return failure_.check(); }
   [[nodiscard]] Result<void> all_reduce(Buffer buffer, ReduceOp op) final;
   [[nodiscard]] Result<std::unique_ptr<Work>> start_all_reduce(Buffer buffer, ReduceOp op) final;
   [[nodiscard]] bool sums_by_tree() const override { return true; }

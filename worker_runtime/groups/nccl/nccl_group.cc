@@ -143,7 +143,8 @@ class NcclCommThread {
   /// Ends the communicator cleanly if it is healthy. A library that does not return within its deadlines ends
   /// the process with exit code 70 and a line on stderr: a thread inside it can be neither joined nor
   /// abandoned.
-  ~NcclCommThread() {
+  ~NcclCommThread() { stop(); }
+  void stop() {
     {
       std::unique_lock lock(mutex_);
       stopping_ = true;
@@ -163,7 +164,7 @@ class NcclCommThread {
         ::_exit(kExitSoftware);
       }
     }
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
   /// Blocks until every rank has joined.
@@ -613,7 +614,8 @@ class NcclGroup final : public ProcessGroup {
       : api_(api), settings_(settings), device_(std::move(device)), stream_(stream) {}
 
   ~NcclGroup() override {
-    thread_.reset();  // ends the communicator before its memory goes
+    if (thread_ != nullptr)
+      thread_->stop();  // ends the communicator before its memory goes; a Work may be left
     // ncclMemFree unmaps without waiting (NCCL 2.28.9, src/allocator.cc), unlike cudaFree.
     if (!blocks_.empty()) (void)device_->synchronize(stream_);
     if (barrier_word_ != nullptr) device_->free(barrier_word_);
@@ -719,11 +721,11 @@ class NcclGroup final : public ProcessGroup {
           stream_(stream),
           collective_(std::move(collective)) {}
     ~NcclWork() override {
-      if (!is_waited_) (void)wait();
+      if (!waited_) (void)wait();
     }
     Result<void> wait() override {
-      if (std::exchange(is_waited_, true)) return {};
-      return wait_on(stream_);
+      if (!waited_) waited_ = wait_on(stream_);
+      return *waited_;
     }
     Result<void> wait_on(void* stream) override {
       MUSTER_OK(thread_->wait_issued(*collective_));
@@ -735,7 +737,7 @@ class NcclGroup final : public ProcessGroup {
     std::shared_ptr<NcclDevice> device_;
     void* stream_;
     std::shared_ptr<Collective> collective_;
-    bool is_waited_ = false;
+    std::optional<Result<void>> waited_;
   };
 
   /// `output`: with the number of elements as NCCL counts for this kind.

@@ -325,7 +325,7 @@ class ShmGroup final : public CpuGroup {
 
   ~ShmGroup() override {
     stop();
-    barrier_.leave();
+    if (members_[me()].pid == static_cast<std::uint32_t>(::getpid())) barrier_.leave();  // not a forked child
   }
 
   std::string_view backend() const override { return "shm"; }

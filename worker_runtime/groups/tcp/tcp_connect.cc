@@ -162,6 +162,7 @@ class Connector {
       for (std::size_t i = 0; i < peers_.size() + kMaxUnauthenticated; ++i) {
         UniqueFd socket(
             retry_eintr([&] { return ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK); }));
+        if (!socket && (errno == EMFILE || errno == ENFILE)) return fail(errno_error("accept a rank", errno));
         if (!socket) break;
         if (callers_.size() >= peers_.size() + kMaxUnauthenticated) callers_.pop_front();
         callers_.push_back({std::move(socket), HelloReader(nonce_, static_cast<std::uint32_t>(options_.me),
