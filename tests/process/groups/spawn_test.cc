@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <muster/init.h>
+#include <muster/preemption.h>
 #include <muster/spawn.h>
 
 #include "tests/support/catch.h"
@@ -137,6 +138,20 @@ TEST_CASE("spawned workers end with their parent") {
   REQUIRE(::poll(&entry, 1, 40'000) == 1);
   REQUIRE(::read(pipe[0], &byte, 1) == 0);
   ::close(pipe[0]);
+}
+
+TEST_CASE("where SIGCHLD is ignored, or SIGTERM is, a spawned worker's end is seen and they stay ignored") {
+  for (const int signal : {SIGCHLD, SIGTERM}) ::signal(signal, SIG_IGN);
+  REQUIRE(spawn(2, work));
+  const auto killed =
+      spawn(2, [](int rank) { return rank == 1 ? (::raise(SIGKILL), Result<void>()) : Result<void>(); });
+  for (const int signal : {SIGCHLD, SIGTERM}) REQUIRE(::signal(signal, SIG_DFL) == SIG_IGN);
+  REQUIRE(killed.error().message == "spawn: rank 1 was killed by SIGKILL");
+}
+
+TEST_CASE("spawned workers that end as preempted are no failure of their own") {
+  const auto done = spawn(2, [](int) -> Result<void> { ::_exit(kExitPreempted); });
+  REQUIRE(done.error().code == ErrorCode::kCancelled);
 }
 
 TEST_CASE("spawn refuses a process with a second thread, and one that has used CUDA") {

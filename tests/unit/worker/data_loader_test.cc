@@ -173,6 +173,16 @@ TEST_CASE("a batch stays as it is until the second call after its own") {
   }
 }
 
+TEST_CASE("a batch keeps its indices when another epoch begins") {
+  const auto loader = DataLoader::create(Numbers{.count = 64}, RandomSampler(64, 3), {.batch_size = 4});
+  const auto batch = (*loader)->next();
+  REQUIRE_OK(batch);
+  const std::vector<std::int32_t> indices((*batch)->indices.begin(), (*batch)->indices.end());
+  (*loader)->set_epoch(7);
+  REQUIRE_OK((*loader)->next());
+  REQUIRE(std::ranges::equal((*batch)->indices, indices));
+}
+
 TEST_CASE("workers make batches ahead while the caller uses one, as many as prefetch says") {
   std::atomic<int> begun = 0;
   Numbers numbers{.count = 100};

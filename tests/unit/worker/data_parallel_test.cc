@@ -117,6 +117,40 @@ TEST_CASE("DataParallel keeps the running statistics of replica 0, over its part
   REQUIRE(models[1].read_buffers() != models[0].read_buffers());
 }
 
+TEST_CASE(
+    "Dropout of all replicas goes on from the first one's seed and step, and one model keeps its own shard") {
+  const auto with_dropout = [] {
+    nn::Graph graph({1, 28, 28});
+    auto model =
+        nn::Model::create(graph, nn::linear("fc", nn::dropout(nn::flatten(graph.input()), 0.5F), 10));
+    REQUIRE_OK(model);
+    return *std::move(model);
+  };
+  const auto second_step = [&](bool resumed) {
+    std::vector<nn::Model> models;
+    for (int i = 0; i < 2; ++i) models.push_back(with_dropout());
+    Generator generator(5);
+    models[0].initialize(generator);
+    const std::vector<Compute> devices = cpus(2);
+    const auto parallel = DataParallel::create(models, devices);
+    REQUIRE_OK(parallel);
+    const Samples samples(0, 8);
+    if (!resumed) REQUIRE_OK((*parallel)->forward_backward(samples.input, samples.labels));
+    models[0].manual_seed(11, 1);
+    REQUIRE_OK((*parallel)->forward_backward(samples.input, samples.labels));
+    return models[0].read_grads();
+  };
+  REQUIRE(second_step(false) == second_step(true));
+
+  std::vector<nn::Model> one;
+  one.push_back(with_dropout());
+  const std::vector<Compute> devices = cpus(1);
+  REQUIRE_OK(one[0].allocate(devices[0]));
+  one[0].set_shards(3, 4);
+  REQUIRE_OK(DataParallel::create(one, devices));
+  REQUIRE(one[0].read_random_state().shards == 4);
+}
+
 TEST_CASE("the first device of DataParallel holds the optimizer's state, too") {
   std::vector<nn::Model> models = garment_models(2);
   const std::vector<Compute> devices = cpus(2);
