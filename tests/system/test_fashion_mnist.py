@@ -3,10 +3,12 @@
 import gzip
 import json
 import os
+import pathlib
 import pty
 import re
 import select
 import shutil
+import signal
 import struct
 import subprocess
 import time
@@ -233,6 +235,9 @@ def test_on_a_terminal_a_bar_is_drawn_and_taken_away(bin_dir):
     (["--backend=mpi"], ["mpi", "nccl", "muster"]),
     (["--backend=nccl", "--device=cpu"], ["nccl", "cpu"]),
     (["--gpu-memory-fraction=1.5"], ["fraction"]),
+    (["--checkpoint=", "--amp=fp16"], ["--checkpoint= has no value"]),
+    (["--checkpoint", "--amp=fp16"], ["--checkpoint", "followed by --amp=fp16 instead of a value"]),
+    (["--logical-shards=65536", "--batch-size=65536"], ["65536 shards of 65536 samples"]),
 ])
 def test_a_wrong_flag_is_one_line(job, flags, words):
     one_line_error(job(*flags), 2, *words)
@@ -343,6 +348,50 @@ def test_a_diverging_run_stops_and_says_so(job, tmp_path):
     result = job("--lr=1000", "--epochs=1", "--device=cpu", f"--checkpoint={path}")
     one_line_error(result, 1, "no longer finite", "--lr")
     assert os.listdir(path) == []
+
+
+def test_a_model_that_its_last_step_spoiled_is_no_checkpoint(job, tmp_path):
+    path = tmp_path / "run"
+    result = job("--lr=1e6", "--epochs=1", "--batch-size=60000", "--device=cpu", f"--checkpoint={path}", "--profile=none.json")
+    note, error = result.stderr.splitlines()
+    assert result.returncode == 1 and "the test loss is no longer finite" in error and "--lr" in error
+    assert note == "muster: note: no trace in none.json: it takes more steps than the 1 that were done"
+    assert os.listdir(path) == []
+
+
+def test_a_directory_has_one_writer(bin_dir, job, tmp_path):
+    """The second is refused, and the first goes on."""
+    path = tmp_path / "run"
+    first = subprocess.Popen([str(bin_dir / "fashion_mnist"), "--epochs=1", "--device=cpu", "--batch-size=16", "--log-every=10",
+                              "--checkpoint-every=10", f"--checkpoint={path}"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             stdin=subprocess.DEVNULL, env=environment())
+    with first:
+        for line in first.stdout:
+            if line.startswith("epoch 1/1  step"):
+                break
+        for flags in ((), (f"--resume={path}", "--epochs=0")):
+            one_line_error(job(f"--checkpoint={path}/", *flags), 2, "another program writes its checkpoints to")
+        first.send_signal(signal.SIGTERM)
+        first.stdout.read()
+        assert (first.wait(timeout=60), first.stderr.read()) == (85, "")
+    assert steps_of(path)
+
+
+@pytest.mark.parametrize("to", ["parent", "rank"])
+def test_sigterm_saves_what_spawned_ranks_have(bin_dir, tmp_path, to):
+    path = tmp_path / "run"
+    with subprocess.Popen([str(bin_dir / "fashion_mnist"), "--epochs=50", "--device=cpu", "--nprocs=2", f"--checkpoint={path}"], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment()) as parent:
+        for line in parent.stdout:
+            if line.startswith("epoch 1/50  step"):
+                break
+        if to == "parent":
+            parent.send_signal(signal.SIGTERM)
+        else:
+            os.kill(int(pathlib.Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()[0]), signal.SIGTERM)
+        assert "preempted in epoch 1" in parent.stdout.read()
+        assert (parent.wait(timeout=60), parent.stderr.read()) == (85, "")
+    assert len(steps_of(path)) == 1
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <future>
 
 #include <fmt/format.h>
@@ -19,6 +20,8 @@
 
 namespace muster {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optim.safetensors";
@@ -43,15 +46,16 @@ class DirectoryManager final : public CheckpointManager {
 
   Result<void> start() {
     if (group_->rank() != 0 || options_.read_only) return {};
-    if (auto prepared = prepare_checkpoints(directory_); !prepared)
-      return fail("checkpoints", std::move(prepared).error());
+    auto lock = prepare_checkpoints(directory_);
+    if (!lock) return fail("checkpoints", std::move(lock).error());
+    lock_ = *std::move(lock);
     // Before the first save waits for it: memory that is only asked for would be given page by page.
     writing_ = std::async(std::launch::async, [this] { return reserve(); });
     return {};
   }
 
   Result<void> save(const TrainingState& state, bool is_best) override {
-    progress_.pause("checkpoint");  // also of a rank that soon waits for rank 0: no hang is seen in it
+    Progress().pause("checkpoint");  // also of a rank that soon waits for rank 0: no hang is seen in it
     if (group_->rank() != 0) return {};
     MUSTER_OK(wait());
     if (!std::isfinite(state.best_metric) || !std::isfinite(state.epoch_loss_sum))
@@ -63,6 +67,7 @@ class DirectoryManager final : public CheckpointManager {
                   "checkpoints " + directory_ +
                       ": they are of another run; resume from them or give another directory");
     is_mine_ = true;
+    if (memory_ == nullptr) MUSTER_OK(reserve());  // there was none before
     MUSTER_TRY(Manifest manifest, copy(state));
     writing_ = std::async(std::launch::async, [this, manifest = std::move(manifest), is_best] {
       return write(manifest, is_best);
@@ -142,8 +147,8 @@ class DirectoryManager final : public CheckpointManager {
     const std::size_t elements = model_->arena_elements(), buffers = model_->buffer_elements();
     const auto optimizer = optimizer_->arenas();
     const std::size_t all = elements * (1 + optimizer.size()) + buffers;
-    MUSTER_TRY(memory_, model_->compute()->allocate_host(all * sizeof(float)));
-    auto* host = static_cast<float*>(memory_.get());
+    MUSTER_TRY(std::shared_ptr<void> memory, model_->compute()->allocate_host(all * sizeof(float)));
+    auto* host = static_cast<float*>(memory.get());
     const auto add = [&](File& file, const std::vector<nn::Parameter>& parameters, Arena arena,
                          const std::string& prefix = "") {
       safetensors::append_tensors(file.tensors, parameters, {arena.host, arena.elements}, prefix);
@@ -160,6 +165,7 @@ class DirectoryManager final : public CheckpointManager {
       // PyTorch's own loaders look for the format.
       MUSTER_TRY(file.layout, safetensors::lay_out(file.tensors, {{"format", "pt"}}));
     }
+    memory_ = std::move(memory);
     return {};
   }
 
@@ -169,6 +175,7 @@ class DirectoryManager final : public CheckpointManager {
       compute->copy_to_host(arena.host, arena.device, arena.elements * sizeof(float));
     StepState optimizer;
     compute->copy_to_host(&optimizer, optimizer_->step_state(), sizeof optimizer);
+    if (!optimizer_->has_grad_scaler()) optimizer.loss_scale = 0;
     const nn::RandomState random = model_->read_random_state();
     MUSTER_OK(compute->status());
     return Manifest{.model = options_.model,
@@ -244,7 +251,7 @@ class DirectoryManager final : public CheckpointManager {
   nn::Model* model_;
   Optimizer* optimizer_;
   ProcessGroup* group_;
-  Progress progress_;
+  UniqueFd lock_;
   CheckpointOptions options_;
   bool is_mine_ = false;  // the directory was empty, or this run continues what is there
   // The thread's while writing_ runs:
@@ -260,7 +267,7 @@ bool TrainingState::end_epoch(double metric) {
   ++epoch;
   epoch_samples = 0;
   epoch_loss_sum = 0;
-  if (metric <= best_metric) return false;
+  if (std::isnan(metric) || (best_epoch != 0 && metric <= best_metric)) return false;
   best_metric = metric;
   best_epoch = epoch;
   return true;
@@ -299,7 +306,10 @@ Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& gro
   if (!options.checkpoint.empty()) {
     MUSTER_TRY(out.checkpoints, open(options.checkpoint, false));
   }
-  const bool in_place = options.resume == options.checkpoint;
+  const auto named = [](const std::string& directory) {
+    return fs::path(directory + "/").lexically_normal();
+  };
+  const bool in_place = named(options.resume) == named(options.checkpoint);
   if (out.checkpoints != nullptr && !in_place && group.rank() == 0) {
     MUSTER_TRY(const auto latest, out.checkpoints->latest());
     if (latest)
@@ -329,6 +339,7 @@ Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& gro
         "continues, but not as the uninterrupted run would\n",
         saved->world_size, saved->batch_size, group.world_size(), options.batch_size);
   out.state = *saved;
+  if (options.same_for_any_world) out.state.world_size = group.world_size();  // a step has as many samples
   out.state.continue_with(group.world_size(), options.batch_size);
   return out;
 }

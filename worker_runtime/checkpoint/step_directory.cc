@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <functional>
+#include <regex>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -125,7 +127,7 @@ Result<Manifest> parse_manifest(std::string_view text) {
     if (to_text(manifest) != text) return fail(ErrorCode::kCorrupt, "it is damaged");
     const TrainingState& training = manifest.training;
     if (training.step < 0 || training.epoch < 0 || training.epoch_samples < 0 || training.world_size < 1 ||
-        training.batch_size < 1 || manifest.growth_tracker < 0 || !(manifest.loss_scale > 0))
+        training.batch_size < 1 || manifest.growth_tracker < 0 || !(manifest.loss_scale >= 0))
       return fail(ErrorCode::kCorrupt, "a number is out of range");
     return manifest;
   } catch (const json::exception& error) {
@@ -145,20 +147,24 @@ std::optional<std::int64_t> step_of(std::string_view name) {
   return step;
 }
 
-Result<void> prepare_checkpoints(const std::string& root) {
+Result<UniqueFd> prepare_checkpoints(const std::string& root) {
   if (::mkdir(root.c_str(), 0777) == 0)
     MUSTER_OK(sync_directory(fs::absolute(root).parent_path()));
   else if (errno != EEXIST)
     return fail(errno_error("make the directory " + root, errno));
-  std::error_code error;
-  if (!fs::is_directory(root, error))
+  UniqueFd lock(::open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!lock && errno == ENOTDIR)
     return invalid("{} is not a directory; checkpoints are written into a directory", root);
-  if (::access(root.c_str(), W_OK | X_OK) != 0)
+  if (!lock || ::access(root.c_str(), W_OK | X_OK) != 0)
     return fail(errno_error("the directory " + root + " cannot be written", errno));
+  // Some file systems have no locks: there nobody is refused.
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+    return invalid("another program writes its checkpoints to {}; give another directory", root);
+  const std::regex left_over("(LATEST|BEST)?\\.tmp-[0-9]+");
+  std::error_code error;
   for (fs::directory_iterator at(root, error), end; !error && at != end; at.increment(error))
-    if (at->path().filename().string().find(kTemporary) != std::string::npos)
-      MUSTER_OK(remove_tree(at->path()));
-  return {};
+    if (std::regex_match(at->path().filename().string(), left_over)) MUSTER_OK(remove_tree(at->path()));
+  return lock;
 }
 
 Result<void> write_step(const std::string& root, Manifest manifest, const StepFiles& files, bool is_best,

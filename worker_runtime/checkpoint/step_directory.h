@@ -12,6 +12,7 @@
 
 #include <muster/checkpoint.h>
 
+#include "rendezvous/base/unique_fd.h"
 #include "worker_runtime/core/atomic_file.h"
 
 namespace muster {
@@ -22,7 +23,7 @@ struct Manifest {
   std::string model, optimizer;  // their names
   TrainingState training = {};
   std::int64_t optimizer_steps = 0;
-  float loss_scale = 1;  // of the GradScaler
+  float loss_scale = 0;  // of the GradScaler; 0: there was none
   std::int32_t growth_tracker = 0;
   std::uint64_t random_seed = 0, random_step = 0;  // nn::Model::manual_seed()
   std::map<std::string, FileSum> files = {};
@@ -40,9 +41,10 @@ struct Manifest {
 [[nodiscard]] std::string step_name(std::int64_t step);
 [[nodiscard]] std::optional<std::int64_t> step_of(std::string_view name);
 
-/// Makes `root` unless it is there, and removes what a killed writer left. An error if nothing can be written
-/// there.
-[[nodiscard]] Result<void> prepare_checkpoints(const std::string& root);
+/// Makes `root` unless it is there, and removes what a killed writer left. As long as it is open the returned
+/// file keeps other programs of this machine from doing so: they get kInvalidArgument. An error if nothing
+/// can be written there.
+[[nodiscard]] Result<UniqueFd> prepare_checkpoints(const std::string& root);
 
 /// File name to its bytes, piece by piece.
 using StepFiles = std::map<std::string, std::vector<std::string_view>>;

@@ -3,13 +3,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include <muster/result.h>
+#include <muster/trainer.h>
 #include <muster/worker.h>
 
 /// A number from `least` to `most`, which nan is not, though CLI::Range lets it pass.
@@ -38,6 +41,14 @@ inline void add_worker_options(CLI::App& app, muster::WorkerOptions& worker) {
   });
 }
 
+/// What `metrics` are, or an error if the model has become one whose loss is not a number.
+inline muster::Result<muster::Metrics> finite(muster::Result<muster::Metrics> metrics, const char* which) {
+  if (metrics && !std::isfinite(metrics->loss_sum))
+    return muster::fail(muster::ErrorCode::kFailed,
+                        std::string("the ") + which + " loss is no longer finite; try a lower --lr");
+  return metrics;
+}
+
 /// main() of a program, whose exit code is that of `program`, or that of its error, after a line that tells
 /// of it.
 template <class Program>
@@ -47,6 +58,14 @@ int run_program(CLI::App& app, int argc, char** argv, const Program& program) {
     std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), text.c_str());
   };
   try {
+    // CLI11 would take the next argument for the value that an empty shell variable did not give.
+    for (const std::string argument : std::span(argv, static_cast<std::size_t>(argc)))
+      if (argument.starts_with("--") && argument.ends_with('='))
+        throw CLI::ArgumentMismatch(argument + " has no value");
+    for (CLI::Option* const option : app.get_options())
+      option->check([](const std::string& value) {
+        return value.starts_with("--") ? "it is followed by " + value + " instead of a value" : std::string();
+      });
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     return std::fputs(app.help().c_str(), stdout), 0;

@@ -167,9 +167,7 @@ Result<int> train(Arguments args) {
       const bool ends = step == steps || stop, logs = step % args.log_every == 0;
       const bool saves = checkpoints && args.checkpoint_every > 0 && state.step % args.checkpoint_every == 0;
       if (!ends && !logs && !saves) continue;
-      MUSTER_TRY(const Metrics metrics, trainer->take_metrics());
-      if (!std::isfinite(metrics.loss_sum))
-        return fail(ErrorCode::kFailed, "the training loss is no longer finite; try a lower --lr");
+      MUSTER_TRY(const Metrics metrics, finite(trainer->take_metrics(), "training"));
       epoch += metrics;
       window += metrics;
       images += metrics.num_samples;
@@ -189,7 +187,7 @@ Result<int> train(Arguments args) {
     bar.clear();
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (step < steps) break;  // preempted
-    MUSTER_TRY(test, trainer->evaluate(test_set));
+    MUSTER_TRY(test, finite(trainer->evaluate(test_set), "test"));
     const bool is_best = state.end_epoch(test.accuracy());
     bar.print("epoch %ld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%", state.epoch, args.epochs,
               epoch.loss(), test.loss(), 100 * test.accuracy());
@@ -243,7 +241,8 @@ int main(int argc, char** argv) {
   add_options(app, args);
   return run_program(app, argc, argv, [&args]() -> Result<int> {
     if (args.nprocs == 1) return train(args);
-    return spawn(args.nprocs, [&args](int) { return train(args).map([](int code) { std::exit(code); }); })
-        .map([] { return 0; });
+    const auto run = [&args](int) { return train(args).map([](int code) { std::exit(code); }); };
+    const Result<void> done = spawn(args.nprocs, run);
+    return !done && done.error().code == ErrorCode::kCancelled ? kExitPreempted : done.map([] { return 0; });
   });
 }

@@ -171,9 +171,7 @@ Result<int> train(const Arguments& args) {
       ++state.step;
       bar.update(step);
       if (step % args.print_freq != 0 && step < steps && !stop) continue;
-      MUSTER_TRY(const Metrics window, trainer->take_metrics());
-      if (!std::isfinite(window.loss_sum))
-        return fail(ErrorCode::kFailed, "the training loss is no longer finite; try a lower --lr");
+      MUSTER_TRY(const Metrics window, finite(trainer->take_metrics(), "training"));
       epoch += window;
       state.epoch_samples = epoch.num_samples;
       state.epoch_loss_sum = epoch.loss_sum;
@@ -183,7 +181,7 @@ Result<int> train(const Arguments& args) {
     }
     bar.clear();
     if (step < steps) break;  // preempted
-    MUSTER_TRY(const Metrics val, trainer->evaluate(*val_loader));
+    MUSTER_TRY(const Metrics val, finite(trainer->evaluate(*val_loader), "validation"));
     report_skipped();
     const bool is_best = state.end_epoch(val.accuracy());
     bar.print("epoch %ld/%d  train loss %.4f  val loss %.4f  * Acc@1 %.3f Acc@5 %.3f%s", state.epoch,

@@ -132,7 +132,7 @@ OptimizerState Optimizer::read_state() const {
   const Compute& compute = model_->compute();
   StepState state;
   compute->copy_to_host(&state, state_, sizeof state);
-  OptimizerState saved{{}, state.steps, state.loss_scale, state.growth_tracker};
+  OptimizerState saved{{}, state.steps, scaler_ ? state.loss_scale : 0, state.growth_tracker};
   for (const float* const arena : arenas_) {
     saved.arenas.emplace_back(model_->arena_elements());
     compute->copy_to_host(saved.arenas.back().data(), arena, model_->arena_bytes());
@@ -147,7 +147,7 @@ void Optimizer::write_state(const OptimizerState& saved) {
   if (!saved.arenas.empty()) {
     MUSTER_CHECK(saved.arenas.size() == arenas_.size(), "the state of another optimizer");
     state.steps = saved.steps;
-    if (scaler_) state.loss_scale = saved.loss_scale;
+    if (scaler_ && saved.loss_scale > 0) state.loss_scale = saved.loss_scale;
     state.growth_tracker = saved.growth_tracker;
   }
   for (std::size_t i = 0; i < arenas_.size(); ++i) {

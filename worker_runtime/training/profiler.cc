@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <limits>
 
 #include <fmt/format.h>
@@ -57,6 +58,9 @@ class StepProfiler final : public Profiler {
   }
   ~StepProfiler() override {
     if (compute_->tracer() == &tracer_) compute_->set_tracer(nullptr);
+    if (!is_done() && group_->rank() == 0)
+      std::fprintf(stderr, "muster: note: no trace in %s: it takes more steps than the %d that were done\n",
+                   options_.path.c_str(), steps_);
   }
 
   Result<void> step() override {

@@ -458,6 +458,9 @@ static Result<std::unique_ptr<Trainer>> make(DistributedDataParallel& ddp, Optim
   if (options.batch_size < 1) return invalid("a batch size of {}; it is at least 1", options.batch_size);
   if (options.steps_per_replay < 1)
     return invalid("{} steps per replay; there is at least 1", options.steps_per_replay);
+  if (1.0 * options.batch_size * ddp.shards_per_rank() * options.steps_per_replay > INT32_MAX)
+    return invalid("{} shards of {} samples are too many for a rank", ddp.shards_per_rank(),
+                   options.batch_size);
   if (options.data_parallel != nullptr && (ddp.group().world_size() > 1 || ddp.shards_per_rank() > 1))
     return invalid("DataParallel is one process, without other ranks and logical shards");
   if (options.data_parallel != nullptr && &options.data_parallel->model() != &ddp.model())

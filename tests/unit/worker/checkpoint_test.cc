@@ -81,6 +81,10 @@ struct Trained {
     REQUIRE_OK(made);
     return *std::move(made);
   }
+  /// Of what another may be writing.
+  [[nodiscard]] Manager reader(const std::string& path) {
+    return manager(path, {.model = "garment", .read_only = true});
+  }
   /// As step `step` of its own manager.
   void save(CheckpointManager& manager, std::int64_t step, bool is_best = false) {
     state.step = step;
@@ -315,14 +319,14 @@ TEST_CASE("a checkpoint with any damaged byte, or cut anywhere, is passed over f
       }
     }
     Trained mine(9, 0);
-    const auto state = mine.manager(run)->restore();
+    const auto state = mine.reader(run)->restore();
     REQUIRE_OK(state);
     REQUIRE((*state)->step == 1);
     REQUIRE(mine == first);
   }
   overwrite(run + "/step-00000001/state.json", "{}");
   Trained mine(9, 0);
-  REQUIRE(mine.manager(run)->restore().error().code == ErrorCode::kCorrupt);
+  REQUIRE(mine.reader(run)->restore().error().code == ErrorCode::kCorrupt);
 }
 
 TEST_CASE("LATEST says where to go on, and what it cannot name it does not") {
@@ -360,7 +364,7 @@ TEST_CASE("the last ones are kept, and the best one") {
   REQUIRE(names_in(run) ==
           std::set<std::string>{"BEST", "LATEST", "step-00000003", "step-00000004", "step-00000005"});
   Trained mine(9, 0);
-  REQUIRE((*mine.manager(run)->restore())->best_metric == 0.5);
+  REQUIRE((*mine.reader(run)->restore())->best_metric == 0.5);
 }
 
 TEST_CASE("a run that did not begin with what a directory has does not write there") {
@@ -377,6 +381,79 @@ TEST_CASE("a run that did not begin with what a directory has does not write the
   REQUIRE_THAT(saved.manager(none, *saved.alone, {.keep = 0}).error().message, Contains("at least 1"));
   saved.state.best_metric = std::numeric_limits<double>::quiet_NaN();
   REQUIRE_THAT(saved.manager(none)->save(saved.state).error().message, Contains("not finite"));
+}
+
+TEST_CASE("a directory has one writer at a time, and nothing is removed there but what writers leave") {
+  const test::TemporaryDirectory dir;
+  Trained saved(1);
+  fs::create_directory(dir.path() + "/notes.tmp-old");
+  for (const char* const name : {".tmp-123", "LATEST.tmp-7", "BEST.tmp-7", ".tmp-", "LATEST.tmp-7.txt"})
+    overwrite(dir.path() + "/" + name, "");
+  const auto writer = saved.manager(dir.path());
+  REQUIRE(names_in(dir.path()) == std::set<std::string>{"notes.tmp-old", ".tmp-", "LATEST.tmp-7.txt"});
+  overwrite(dir.path() + "/.tmp-123", "");
+  const auto second = saved.manager(dir.path(), *saved.alone);
+  REQUIRE_THAT(second.error().message, Contains("another program writes its checkpoints to " + dir.path()));
+  REQUIRE(fs::exists(dir.path() + "/.tmp-123"));
+}
+
+TEST_CASE("where the memory of a copy was refused the next save asks for it again") {
+  const test::TemporaryDirectory dir;
+  Trained saved(1);
+  rlimit before{};
+  REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
+  const rlimit none{0, before.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_AS, &none) == 0);
+  // Of the thread that was to ask, or of the memory itself.
+  std::unique_ptr<CheckpointManager> manager;
+  try {
+    manager = saved.manager(dir.path());
+  } catch (const std::exception&) {
+  }
+  REQUIRE(::setrlimit(RLIMIT_AS, &before) == 0);
+  if (manager == nullptr) manager = saved.manager(dir.path());
+  (void)manager->wait();
+  saved.save(*manager, 1);
+  Trained mine(9, 0);
+  REQUIRE_OK(mine.reader(dir.path())->restore());
+  REQUIRE(mine == saved);
+}
+
+TEST_CASE("the first evaluation is the best so far, whatever it is, unless it is not a number") {
+  TrainingState state;
+  REQUIRE_FALSE(state.end_epoch(std::numeric_limits<double>::quiet_NaN()));
+  REQUIRE(state.end_epoch(-0.5));
+  REQUIRE_FALSE(state.end_epoch(-0.75));
+  REQUIRE(state.best_epoch == 2);
+}
+
+TEST_CASE("a scale that no GradScaler had is not taken for one") {
+  const test::TemporaryDirectory dir;
+  Trained saved(1);
+  saved.save(*saved.manager(dir.path()), 1);
+  Trained mine(9, 0);
+  REQUIRE_OK(mine.optimizer->use_grad_scaler({.init_scale = 4096}));
+  REQUIRE_OK(mine.reader(dir.path())->restore());
+  REQUIRE(mine.optimizer->read_state().loss_scale == 4096);
+}
+
+TEST_CASE("with logical shards a step has as many samples in any world") {
+  const test::TemporaryDirectory dir;
+  Trained saved(1);  // of two ranks, after 7 steps of its schedule
+  saved.save(*saved.manager(dir.path()), 1);
+  for (const bool same : {false, true}) {
+    Trained mine(9, 0);
+    const auto resumed = resume(mine.model, *mine.optimizer, *mine.alone,
+                                {.checkpoint = dir.path(),
+                                 .resume = dir.path() + "//",
+                                 .model = "garment",
+                                 .batch_size = 4,
+                                 .same_for_any_world = same});
+    REQUIRE_OK(resumed);
+    REQUIRE(resumed->checkpoints != nullptr);
+    REQUIRE(resumed->state.schedule_step == (same ? 7 : 14));
+    REQUIRE(resumed->state.world_size == 1);
+  }
 }
 
 TEST_CASE("what cannot be written is refused before the work begins") {
@@ -407,7 +484,7 @@ TEST_CASE("the error of a write comes with the next call, and training goes on m
   REQUIRE_OK(manager->save(saved.state));
   REQUIRE_OK(manager->wait());
   Trained mine(9, 0);
-  REQUIRE_OK(mine.manager(run)->restore());
+  REQUIRE_OK(mine.reader(run)->restore());
   REQUIRE(mine == saved);
 }
 
@@ -427,7 +504,7 @@ TEST_CASE("what is written is the state at the call, however far the next steps 
   Trained before(1);
   for (int step = 1; step < 19; ++step) before.optimizer->step();
   Trained mine(9, 0);
-  REQUIRE_OK(mine.manager(run)->restore());
+  REQUIRE_OK(mine.reader(run)->restore());
   REQUIRE(mine == before);
 }
 
@@ -482,7 +559,7 @@ TEST_CASE("a full disk leaves the previous checkpoint and no other file") {
     REQUIRE(status == 0);
     REQUIRE(names_in(dir.path()) == before);
   }
-  REQUIRE_OK(second.manager(dir.path())->restore());
+  REQUIRE_OK(second.reader(dir.path())->restore());
   REQUIRE(second == first);
 }
 

@@ -62,9 +62,10 @@ struct CheckpointOptions {
 /// model's thread; rank 0 alone touches the disk.
 class CheckpointManager {
  public:
-  /// Rank 0 makes the directory (not its parents), removes what a killed writer left and begins to reserve
-  /// host memory as large as the state. `model` (allocated), `optimizer` (of that model) and `group` outlive
-  /// the manager. Errors are rank 0's: kInvalidArgument, kNotFound, kIo: it cannot be written there.
+  /// Rank 0 makes the directory (not its parents), keeps other programs from writing there, removes what a
+  /// killed writer left and begins to reserve host memory as large as the state. `model` (allocated),
+  /// `optimizer` (of that model) and `group` outlive the manager. Errors are rank 0's: kInvalidArgument,
+  /// kNotFound, kIo: it cannot be written there.
   [[nodiscard]] static Result<std::unique_ptr<CheckpointManager>> create(const std::string& directory,
                                                                          nn::Model& model,
                                                                          Optimizer& optimizer,

@@ -42,7 +42,7 @@ struct GradScalerOptions {
 struct OptimizerState {
   std::vector<std::vector<float>> arenas;  ///< one per Optimizer::arena_names(), in the parameters' layout
   std::int64_t steps = 0;
-  float loss_scale = 1;
+  float loss_scale = 0;  ///< 0: there was no GradScaler
   std::int32_t growth_tracker = 0;
   friend bool operator==(const OptimizerState&, const OptimizerState&) = default;
 };
@@ -73,6 +73,7 @@ class Optimizer {
   /// them; a step with a gradient that is not finite changes nothing and lowers the scale. Before the first
   /// step. kInvalidArgument: a factor that does not grow or shrink.
   [[nodiscard]] Result<void> use_grad_scaler(const GradScalerOptions& options);
+  [[nodiscard]] bool has_grad_scaler() const { return scaler_.has_value(); }
   /// Device memory. For a loss of one's own.
   [[nodiscard]] const StepState* step_state() const { return state_; }
 
