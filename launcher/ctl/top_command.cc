@@ -21,6 +21,7 @@
 #include "launcher/text/line_splitter.h"
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/usage_error.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/net/awaitable.h"
 #include "rendezvous/net/dial.h"
@@ -58,10 +59,10 @@ Result<JobPage> page_at(std::string_view text) {
 
 Result<JobPage> page_of(const JobRecord& record) {
   if (!is_alive(record))
-    return fail(ErrorCode::kNotFound, fmt::format("{} does not run: {}; musterctl logs {} prints its output",
-                                                  record.name, state_of(record), record.name));
+    return fail(ErrorCode::kNotFound, "{} does not run: {}; musterctl logs {} prints its output", record.name,
+                state_of(record), record.name);
   auto out = page_at(record.metrics);
-  if (!out) return fail(ErrorCode::kNotFound, fmt::format("{} serves no status page", record.name));
+  if (!out) return fail(ErrorCode::kNotFound, "{} serves no status page", record.name);
   out->host = record.host;
   out->token = record.page_token;
   return out;
@@ -93,19 +94,18 @@ Result<JobPage> page_by_coordinator(const JobsCommand& asked, const Environment&
     found = &job;
   }
   if (found == nullptr)
-    return fail(ErrorCode::kNotFound, fmt::format("{} has no job{} that runs", asked.endpoint,
-                                                  asked.job.empty() ? "" : " " + asked.job));
+    return fail(ErrorCode::kNotFound, "{} has no job{} that runs", asked.endpoint,
+                asked.job.empty() ? "" : " " + asked.job);
   const std::string job = one_line(found->job);
   if (found->first_status_address.empty())
-    return fail(ErrorCode::kNotFound,
-                fmt::format("{} serves no status page: start it with --metrics-addr=HOST:PORT", job));
+    return fail(ErrorCode::kNotFound, "{} serves no status page: start it with --metrics-addr=HOST:PORT",
+                job);
   MUSTER_TRY(JobPage out, page_at(found->first_status_address));
   if (is_local(out.address) && found->first_host != options.own_host)
-    return fail(
-        ErrorCode::kNotFound,
-        fmt::format("{} serves its status page on {} of {} alone: run musterctl there, or start the job "
-                    "with --metrics-addr=0.0.0.0:PORT",
-                    job, out.address, one_line(found->first_host)));
+    return fail(ErrorCode::kNotFound,
+                "{} serves its status page on {} of {} alone: run musterctl there, or start the job with "
+                "--metrics-addr=0.0.0.0:PORT",
+                job, out.address, one_line(found->first_host));
   out.host = one_line(found->first_host);
   if (options.secret) out.token = net::page_token(*options.secret, found->job);
   return out;
@@ -173,19 +173,16 @@ asio::awaitable<Result<std::string>> get(JobPage page, std::string path, Instant
     const auto [unread, received] = co_await http::async_read(stream, buffer, parser, kTuple);
     error = unread;
   }
-  if (error == beast::error::timeout)
-    co_return fail(ErrorCode::kTimeout, fmt::format("{}: no answer in time", where));
+  if (error == beast::error::timeout) co_return fail(ErrorCode::kTimeout, "{}: no answer in time", where);
   if (error == http::error::body_limit)
-    co_return fail(ErrorCode::kProtocol,
-                   fmt::format("{}: an answer longer than {} bytes", where, kMaxBodyBytes));
-  if (error) co_return fail(ErrorCode::kPeerGone, fmt::format("{}: {}", where, error.message()));
+    co_return fail(ErrorCode::kProtocol, "{}: an answer longer than {} bytes", where, kMaxBodyBytes);
+  if (error) co_return fail(ErrorCode::kPeerGone, "{}: {}", where, error.message());
   const unsigned status = parser.get().result_int();
   if (status == 200) co_return std::move(parser.get().body());
   if (status == 401)
-    co_return fail(
-        ErrorCode::kMismatch,
-        fmt::format("{} wants a token: give --url as muster printed it, or --endpoint and the job's secret",
-                    where));
+    co_return fail(ErrorCode::kMismatch,
+                   "{} wants a token: give --url as muster printed it, or --endpoint and the job's secret",
+                   where);
   co_return fail(
       status == 403 ? ErrorCode::kMismatch : ErrorCode::kProtocol,
       fmt::format("{}{}: HTTP status {}: {}", where, path, status, one_clean_line(parser.get().body())));

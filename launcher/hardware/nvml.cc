@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
+
 namespace muster::launcher {
 namespace {
 
@@ -90,17 +92,16 @@ Result<Nvml> Nvml::open(const std::string& library) {
   std::unique_ptr<void, Close> handle(::dlopen(file, RTLD_LAZY | RTLD_LOCAL));
   if (!handle) {
     const char* reason = ::dlerror();
-    return fail(ErrorCode::kNotFound, fmt::format("load NVML: {}; MUSTER_NVML_LIBRARY can name the file",
-                                                  reason != nullptr ? reason : file));
+    return fail(ErrorCode::kNotFound, "load NVML: {}; MUSTER_NVML_LIBRARY can name the file",
+                reason != nullptr ? reason : file);
   }
   Nvml out(std::move(handle));
   const int result = out.call("nvmlInit_v2");
-  if (result == kMissing) return fail(ErrorCode::kUnsupported, fmt::format("{} is not NVML", file));
+  if (result == kMissing) return fail(ErrorCode::kUnsupported, "{} is not NVML", file);
   if (result == kSuccess) return out;
   const auto explain = reinterpret_cast<const char* (*)(int)>(::dlsym(out.library_.get(), "nvmlErrorString"));
-  return fail(ErrorCode::kIo,
-              fmt::format("nvmlInit: {} ({}); does nvidia-smi work on this node?",
-                          explain != nullptr ? explain(result) : "the driver does not answer", result));
+  return fail(ErrorCode::kIo, "nvmlInit: {} ({}); does nvidia-smi work on this node?",
+              explain != nullptr ? explain(result) : "the driver does not answer", result);
 }
 
 std::optional<unsigned> Nvml::count() const {

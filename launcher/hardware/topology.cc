@@ -6,8 +6,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <fmt/format.h>
 #include <hwloc.h>
+
+#include "rendezvous/base/fail.h"
 
 // hwloc asks udev for the names of disks, which are not read here. Debian has no archive of libudev and
 // muster is one file, so its five entries are answered here: there is no udev. Hidden, they shadow no real
@@ -111,9 +112,9 @@ Result<Topology> read_topology(const CpuSet& affinity) {
   std::ranges::stable_sort(out.cores, {}, &Core::numa_node);
   if (out.cores.empty())
     return fail(ErrorCode::kUnsupported,
-                fmt::format("this machine's topology has no CPU that muster may use: the mask is {}, hwloc "
-                            "sees {}; look at taskset -p $$ and the cgroup's cpuset.cpus",
-                            to_ranges(affinity), to_ranges(allowed)));
+                "this machine's topology has no CPU that muster may use: the mask is {}, hwloc sees {}; look "
+                "at taskset -p $$ and the cgroup's cpuset.cpus",
+                to_ranges(affinity), to_ranges(allowed));
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "launcher/network/listening.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/net/dial.h"
 
 namespace muster::launcher {
@@ -94,10 +95,9 @@ void WorkerStore::look_for_first_node() {
   race_ = std::make_unique<net::AddressRace>(io_, std::move(options), [this](const auto& answer) {
     const std::string& first = assignment_.master_host;
     if (!answer)
-      return finish(
-          fail(ErrorCode::kPeerGone,
-               fmt::format("{} cannot reach the first node, {}, which serves the workers' store: {}",
-                           job_.host, first, unreachable_text(answer.error(), first))));
+      return finish(fail(ErrorCode::kPeerGone,
+                         "{} cannot reach the first node, {}, which serves the workers' store: {}", job_.host,
+                         first, unreachable_text(answer.error(), first)));
     const std::string interface = interface_of(own_, answer->local_address);
     log_.info(fmt::format("{} answers at {} from {} ({})", first,
                           net::endpoint_text(answer->address, assignment_.master_port), answer->local_address,

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "launcher/text/usage_error.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -109,7 +110,7 @@ Result<void> LogDirectory::begin_attempt(const Assignment& assignment, const std
 Result<void> LogDirectory::name_by_rank(int local_rank, std::string_view suffix) {
   std::error_code error;
   std::filesystem::create_directories(by_rank_, error);
-  if (error) return fail(ErrorCode::kIo, fmt::format("create {}: {}", by_rank_, error.message()));
+  if (error) return fail(ErrorCode::kIo, "create {}: {}", by_rank_, error.message());
   const std::string link = fmt::format("{}/{}.{}", by_rank_, base_rank_ + local_rank, suffix);
   const std::string target =
       fmt::format("../../{}/{}/std{}.log", attempt_.substr(run_.size() + 1), local_rank, suffix);

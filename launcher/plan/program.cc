@@ -7,6 +7,7 @@
 
 #include "launcher/plan/job_plan.h"
 #include "launcher/text/split.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -36,13 +37,6 @@ except Exception as error:
     raise
 )";
 
-tl::unexpected<Error> missing(std::string message) {
-  return fail(ErrorCode::kNotFound, std::move(message));
-}
-tl::unexpected<Error> not_executable(std::string message) {
-  return fail(ErrorCode::kUnsupported, std::move(message));
-}
-
 enum class FileKind { kMissing, kDirectory, kFile, kExecutable };
 
 FileKind kind_of(const std::string& path) {
@@ -70,7 +64,7 @@ Result<std::string> find_python(const Environment& environment) {
     } else if (auto found = search_path(*chosen, environment)) {
       return *found;
     }
-    return missing(fmt::format("PYTHON_EXEC={}: no such executable", *chosen));
+    return fail(ErrorCode::kNotFound, "PYTHON_EXEC={}: no such executable", *chosen);
   }
   if (const auto venv = lookup(environment, "VIRTUAL_ENV"); venv && !venv->empty()) {
     const std::string path = std::string(*venv) + "/bin/python";
@@ -78,7 +72,8 @@ Result<std::string> find_python(const Environment& environment) {
   }
   for (const std::string_view name : {"python3", "python"})
     if (auto found = search_path(name, environment)) return *found;
-  return missing(
+  return fail(
+      ErrorCode::kNotFound,
       "a Python program needs an interpreter, and neither python3 nor python is on PATH; set PYTHON_EXEC");
 }
 
@@ -145,7 +140,7 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
 
   if (options.run_path) {
     if (kind == FileKind::kMissing && !varies)
-      return missing(fmt::format("{}: no such file; --run-path needs a script", name));
+      return fail(ErrorCode::kNotFound, "{}: no such file; --run-path needs a script", name);
     return with_python(options, environment);
   }
   if (options.no_python) {
@@ -153,15 +148,15 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     // As execvp does: a name without a slash is only looked for on PATH.
     if (!path_like) {
       if (auto found = search_path(name, environment)) return direct(std::move(*found), options);
-      return missing(fmt::format(
-          "{}: not found on PATH{}", name,
-          kind == FileKind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name)));
+      return fail(ErrorCode::kNotFound, "{}: not found on PATH{}", name,
+                  kind == FileKind::kMissing ? "" : fmt::format("; to run the file here, write ./{}", name));
     }
     if (kind == FileKind::kExecutable) return direct(name, options);
-    if (kind == FileKind::kMissing) return missing(fmt::format("{}: no such file", name));
-    return not_executable(fmt::format(
+    if (kind == FileKind::kMissing) return fail(ErrorCode::kNotFound, "{}: no such file", name);
+    return fail(
+        ErrorCode::kUnsupported,
         "{}: not an executable file; chmod +x it, or run it without --no-python if it is a Python script",
-        name));
+        name);
   }
 
   if (varies)
@@ -170,22 +165,22 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
   switch (kind) {
     case FileKind::kDirectory:
       if (kind_of(name + "/__main__.py") != FileKind::kMissing) return with_python(options, environment);
-      return not_executable(fmt::format("{}: a directory without a __main__.py", name));
+      return fail(ErrorCode::kUnsupported, "{}: a directory without a __main__.py", name);
     case FileKind::kExecutable:
       if (name.ends_with(".py") || name.ends_with(".pyz")) return with_python(options, environment);
       return direct(as_path(name), options);
     case FileKind::kFile:
       if (::access(name.c_str(), R_OK) != 0)
-        return not_executable(errno_error(name, errno).message + "; is it yours to run?");
+        return fail(ErrorCode::kUnsupported, errno_error(name, errno).message + "; is it yours to run?");
       if (is_elf(name))
-        return not_executable(fmt::format("{}: a program without execute permission; chmod +x it", name));
+        return fail(ErrorCode::kUnsupported, "{}: a program without execute permission; chmod +x it", name);
       return with_python(options, environment);
     case FileKind::kMissing:
       break;
   }
-  if (path_like || name.ends_with(".py")) return missing(fmt::format("{}: no such file", name));
+  if (path_like || name.ends_with(".py")) return fail(ErrorCode::kNotFound, "{}: no such file", name);
   if (auto found = search_path(name, environment)) return direct(std::move(*found), options);
-  return missing(fmt::format("{}: neither a file here nor a program on PATH", name));
+  return fail(ErrorCode::kNotFound, "{}: neither a file here nor a program on PATH", name);
 }
 
 }  // namespace muster::launcher

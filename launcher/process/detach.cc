@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "launcher/text/usage_error.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
@@ -46,8 +47,7 @@ Result<std::string> output_file(const std::string& name, const std::string& host
   }
   std::error_code error;
   std::filesystem::create_directories(directory, error);
-  if (error)
-    return fail(ErrorCode::kIo, fmt::format("create {} for the output: {}", directory, error.message()));
+  if (error) return fail(ErrorCode::kIo, "create {} for the output: {}", directory, error.message());
   // Names of jobs are nobody else's business. The files are private in any case.
   if (directory != runtime) std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
   return fmt::format("{}/{}@{}.log", directory, name, host);
@@ -146,8 +146,7 @@ Result<std::variant<int, DetachedJob>> detach(const Job& job, std::string name,
   const Instant until = SteadyClock::now() + kStartTimeout;
   while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (SteadyClock::now() >= until)
-      return fail(ErrorCode::kIo,
-                  fmt::format("{} is locked: another job is being started; try again", lock_path));
+      return fail(ErrorCode::kIo, "{} is locked: another job is being started; try again", lock_path);
     ::poll(nullptr, 0, 10);  // others hold it for some milliseconds
   }
   std::vector<std::string> unreadable;

@@ -13,6 +13,7 @@
 #include "launcher/hardware/small_files.h"
 #include "launcher/process/process_stat.h"
 #include "launcher/text/json_fields.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 
@@ -28,14 +29,12 @@ Result<void> check_private(const std::string& path, int fd, mode_t kind) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) return fail(errno_error("stat " + path, errno));
   if ((info.st_mode & S_IFMT) != kind)
-    return fail(ErrorCode::kIo,
-                fmt::format("{} is not {}", path, kind == S_IFDIR ? "a directory" : "a file"));
+    return fail(ErrorCode::kIo, "{} is not {}", path, kind == S_IFDIR ? "a directory" : "a file");
   if (info.st_uid != ::getuid() || (info.st_mode & 022) != 0)
-    return fail(
-        ErrorCode::kIo,
-        fmt::format("{} belongs to user {} and has mode {:o}: it must be yours, and writable by nobody "
-                    "else; remove it or set MUSTER_RUNTIME_DIR",
-                    path, info.st_uid, info.st_mode & 07777));
+    return fail(ErrorCode::kIo,
+                "{} belongs to user {} and has mode {:o}: it must be yours, and writable by nobody else; "
+                "remove it or set MUSTER_RUNTIME_DIR",
+                path, info.st_uid, info.st_mode & 07777);
   return {};
 }
 
@@ -69,7 +68,7 @@ Result<JobRecord> job_record_from_json(std::string_view text) {
   };
   const Json json = Json::parse(text, wanted, false);
   const auto bad = [](std::string_view what) {
-    return fail(ErrorCode::kProtocol, fmt::format("not a job record: {}", what));
+    return fail(ErrorCode::kProtocol, "not a job record: {}", what);
   };
   JobRecord out;
   try {

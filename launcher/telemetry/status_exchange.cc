@@ -12,6 +12,7 @@
 #include "launcher/progress/progress_sample.h"
 #include "launcher/telemetry/federated_metrics.h"
 #include "launcher/text/node_message.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {
@@ -239,7 +240,7 @@ void StatusExchange::receive(const control::Status& message) {
 void StatusExchange::read_log(LogRequest request, LogRead done) {
   const auto& place = telemetry_.status().assignment;
   if (!place || request.rank < 0 || request.rank >= place->world_size)
-    return done(fail(ErrorCode::kNotFound, fmt::format("there is no rank {}", request.rank)));
+    return done(fail(ErrorCode::kNotFound, "there is no rank {}", request.rank));
   request.lines = std::clamp(request.lines, 1, kMostLines);
   constexpr std::size_t kMostAwaited = 64;
   if (awaited_.size() >= kMostAwaited)

@@ -19,6 +19,7 @@
 #include "launcher/text/line_splitter.h"
 #include "launcher/text/split.h"
 #include "rendezvous/base/archive.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {
@@ -75,7 +76,7 @@ template <class Value>
   reader(out);
   if (!reader.at_end()) reader.fail("it is too long");
   if (!reader.error().empty())
-    return fail(ErrorCode::kProtocol, fmt::format("{} cannot be read: {}", what, reader.error()));
+    return fail(ErrorCode::kProtocol, "{} cannot be read: {}", what, reader.error());
   TextCleaner()(out);
   return out;
 }

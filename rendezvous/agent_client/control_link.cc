@@ -9,6 +9,7 @@
 #include <boost/asio/write.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/net/awaitable.h"
 #include "rendezvous/net/dial.h"
 #include "rendezvous/net/send_limit.h"
@@ -121,8 +122,8 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
       case control::Decoder::Step::kPreamble:
         continue;
       case control::Decoder::Step::kError:
-        co_return fail(ErrorCode::kProtocol, fmt::format("{} does not speak muster's control protocol: {}",
-                                                         endpoint_, decoder_.error()));
+        co_return fail(ErrorCode::kProtocol, "{} does not speak muster's control protocol: {}", endpoint_,
+                       decoder_.error());
       case control::Decoder::Step::kNeedMore:
         break;
     }
@@ -137,8 +138,8 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
           error == asio::error::eof ? "the coordinator closed the connection" : error.message();
       if (tls_ && !tls_->established()) cause += "; does it speak TLS (musterd --tls-cert)?";
       if (!close_reason_.empty()) cause = close_reason_;
-      co_return fail(ErrorCode::kPeerGone, fmt::format("control connection to {}{}: {}", endpoint_,
-                                                       named(" for", target_.job), cause));
+      co_return fail(ErrorCode::kPeerGone, "control connection to {}{}: {}", endpoint_,
+                     named(" for", target_.job), cause);
     }
     input_ = std::string_view(buffer_.data(), size);
     if (!tls_) continue;

@@ -8,9 +8,9 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
-#include <fmt/format.h>
 
 #include "rendezvous/agent_client/control_link.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/lifetime.h"
 
 namespace muster::net {
@@ -39,15 +39,15 @@ asio::awaitable<Result<QueryAnswer>> ask(std::shared_ptr<ControlLink> link, std:
         out.over = std::move(*over);
         more = false;
       } else {
-        co_return fail(ErrorCode::kProtocol, fmt::format("{} instead of an answer from {}",
-                                                         control::name_of(*message), link->endpoint()));
+        co_return fail(ErrorCode::kProtocol, "{} instead of an answer from {}", control::name_of(*message),
+                       link->endpoint());
       }
     }
     if (!out.over.more) co_return out;
     question.after = out.over.after;
     question.from_number = out.over.from_number;
   }
-  co_return fail(ErrorCode::kExhausted, fmt::format("{} has too many jobs to list", link->endpoint()));
+  co_return fail(ErrorCode::kExhausted, "{} has too many jobs to list", link->endpoint());
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <unistd.h>
 
-#include <fmt/format.h>
+#include "rendezvous/base/fail.h"
 
 namespace muster {
 
@@ -44,8 +44,7 @@ Result<std::int64_t> parse_integer(std::string_view name, std::string_view text,
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < min || value > max)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}={} is not an integer between {} and {}", name, text, min, max));
+    return invalid("{}={} is not an integer between {} and {}", name, text, min, max);
   return value;
 }
 
@@ -64,11 +63,10 @@ Result<std::int64_t> require_integer(const Environment& environment, std::string
                                      std::int64_t max) {
   const auto text = lookup(environment, name);
   if (!text || text->empty())
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("environment variable {} is not set; start the program with muster, torchrun or srun, or "
-                    "set it by hand",
-                    name));
+    return invalid(
+        "environment variable {} is not set; start the program with muster, torchrun or srun, or set it by "
+        "hand",
+        name);
   return parse_integer(name, *text, min, max);
 }
 

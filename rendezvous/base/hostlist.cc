@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/text.h"
 
 namespace muster {
@@ -26,8 +27,7 @@ bool is_name_byte(char c) {
 constexpr std::string_view kWhatBracketsHold = "brackets hold numbers and ranges, as in n[01-04,7]";
 
 tl::unexpected<Error> refuse(std::string_view entry, std::string_view why) {
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("node list entry '{}': {}", printable(entry, kShownBytes), why));
+  return invalid("node list entry '{}': {}", printable(entry, kShownBytes), why);
 }
 
 /// The bytes of `text` up to the first comma outside of brackets.

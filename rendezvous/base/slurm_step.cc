@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/hostlist.h"
 
 namespace muster {
@@ -19,10 +20,6 @@ constexpr int kMaxTasks = 1 << 20;
 // Slurm's names for what is no step that srun started: the batch script, the shell of salloc, ssh.
 constexpr std::uint32_t kFirstSpecialStep = 0xffff'fff0;
 constexpr std::uint64_t kStepsApart = 61;  // ports between a job's first step and the next job's; a prime
-
-tl::unexpected<Error> contradiction(std::string message) {
-  return fail(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 /// A decimal number from `text`'s beginning, which it is cut from; -1: there is none.
 int take_number(std::string_view& text) {
@@ -36,17 +33,15 @@ int take_number(std::string_view& text) {
 
 Result<void> check(const SlurmStep& step, std::string_view node_list, std::string_view task_counts) {
   if (step.tasks_per_node.size() != step.nodes.size())
-    return contradiction(fmt::format("{}={} has {} entries, but {}={} has {} nodes", kTasksPerNode,
-                                     task_counts, step.tasks_per_node.size(), kNodeList, node_list,
-                                     step.nodes.size()));
+    return invalid("{}={} has {} entries, but {}={} has {} nodes", kTasksPerNode, task_counts,
+                   step.tasks_per_node.size(), kNodeList, node_list, step.nodes.size());
   const auto total = std::accumulate(step.tasks_per_node.begin(), step.tasks_per_node.end(), std::int64_t{0});
   if (total != step.num_tasks)
-    return contradiction(fmt::format("{}={} makes {} tasks, but SLURM_STEP_NUM_TASKS={}", kTasksPerNode,
-                                     task_counts, total, step.num_tasks));
+    return invalid("{}={} makes {} tasks, but SLURM_STEP_NUM_TASKS={}", kTasksPerNode, task_counts, total,
+                   step.num_tasks);
   if (step.local_task >= step.local_tasks())
-    return contradiction(fmt::format("SLURM_LOCALID={}, but {}={} gives node {} of the step {} tasks",
-                                     step.local_task, kTasksPerNode, task_counts, step.node,
-                                     step.local_tasks()));
+    return invalid("SLURM_LOCALID={}, but {}={} gives node {} of the step {} tasks", step.local_task,
+                   kTasksPerNode, task_counts, step.node, step.local_tasks());
   return {};
 }
 
@@ -58,8 +53,7 @@ std::string SlurmStep::id() const {
 
 Result<std::vector<int>> expand_task_counts(std::string_view text) {
   const auto refuse = [whole = text] {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}={} is not a list like 2(x3),1", kTasksPerNode, whole.substr(0, 80)));
+    return invalid("{}={} is not a list like 2(x3),1", kTasksPerNode, whole.substr(0, 80));
   };
   std::vector<int> out;
   while (true) {

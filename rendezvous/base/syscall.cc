@@ -12,6 +12,8 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
+
 namespace muster {
 namespace {
 
@@ -85,9 +87,8 @@ Result<void> check_private(std::string_view what, const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return fail(errno_error(file, errno));
   if (!S_ISREG(info.st_mode) || (info.st_mode & 077) == 0) return {};
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("{} is open to others than its owner (mode {:o}); try: chmod 600 {}", file,
-                          info.st_mode & 0777, path));
+  return invalid("{} is open to others than its owner (mode {:o}); try: chmod 600 {}", file,
+                 info.st_mode & 0777, path);
 }
 
 Result<void> write_all(int fd, std::string_view bytes) {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <optional>
 
-#include <fmt/format.h>
+#include "rendezvous/base/fail.h"
 
 namespace muster {
 namespace {
@@ -21,8 +21,7 @@ Result<std::optional<std::string_view>> take_part(std::string_view& rest) {
   if (rest.size() < sizeof length) return std::nullopt;
   std::memcpy(&length, rest.data(), sizeof length);
   if (length > kMaxFileRecordPart)
-    return fail(ErrorCode::kCorrupt,
-                fmt::format("a record of {} bytes is longer than any store writes", length));
+    return fail(ErrorCode::kCorrupt, "a record of {} bytes is longer than any store writes", length);
   if (rest.size() - sizeof length < length) return std::nullopt;
   const std::string_view part = rest.substr(sizeof length, length);
   rest.remove_prefix(sizeof length + length);

@@ -20,6 +20,7 @@
 
 #include "rendezvous/base/backoff.h"
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 #include "rendezvous/client/file_record.h"
@@ -164,8 +165,8 @@ class FileStore final : public Store {
       MUSTER_OK(sticky(std::max(time_left(deadline, SteadyClock::now()), Millis(1)), LOCK_SH, look));
       if (values.size() == keys.size()) return values;
       if (SteadyClock::now() >= deadline)
-        return fail(ErrorCode::kTimeout, fmt::format("wait timeout after {}ms in file store {}, keys: {}",
-                                                     limit.count(), path_, missing));
+        return fail(ErrorCode::kTimeout, "wait timeout after {}ms in file store {}, keys: {}", limit.count(),
+                    path_, missing);
       if (watch) {
         watch->wait(deadline);
       } else {
@@ -200,9 +201,8 @@ class FileStore final : public Store {
 
   static Result<std::string> record(std::string_view full_key, std::string_view value) {
     if (full_key.size() > kMaxFileRecordPart || value.size() > kMaxFileRecordPart)
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("file store: a value of {} bytes is above its limit of {}",
-                              std::max(full_key.size(), value.size()), kMaxFileRecordPart));
+      return invalid("file store: a value of {} bytes is above its limit of {}",
+                     std::max(full_key.size(), value.size()), kMaxFileRecordPart);
     std::string out;
     encode_file_record(full_key, value, out);
     return out;
@@ -237,9 +237,8 @@ class FileStore final : public Store {
       if (errno != EWOULDBLOCK) return fail(errno_error("lock file store " + path_, errno));
       if (SteadyClock::now() >= deadline)
         return fail(ErrorCode::kTimeout,
-                    fmt::format("lock file store {}: held by another process for {}ms; is one "
-                                "of the ranks stopped?",
-                                path_, limit.count()));
+                    "lock file store {}: held by another process for {}ms; is one of the ranks stopped?",
+                    path_, limit.count());
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, std::chrono::microseconds(2000));
     }
@@ -267,12 +266,10 @@ class FileStore final : public Store {
     if (!done) return fail("file store " + path_, done.error());
     offset_ += static_cast<off_t>(*done);
     if (*done != bytes.size())
-      return fail(
-          ErrorCode::kCorrupt,
-          fmt::format(
-              "file store {} ends within a record at byte {}: not a store's file, or a rank died while "
-              "it wrote; delete it and start again",
-              path_, offset_));
+      return fail(ErrorCode::kCorrupt,
+                  "file store {} ends within a record at byte {}: not a store's file, or a rank died while "
+                  "it wrote; delete it and start again",
+                  path_, offset_);
     return {};
   }
 

@@ -12,6 +12,7 @@
 #include <muster/file_store.h>
 
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/store/counter.h"
 
 namespace muster {
@@ -110,8 +111,8 @@ class HashStore final : public Store {
     const Timeout limit = wanted.value_or(timeout());
     // On the steady clock: a wall clock may jump.
     if (changed_.wait_until(lock, after(limit), [&] { return all_present(keys); })) return {};
-    return fail(ErrorCode::kTimeout,
-                fmt::format("wait timeout after {}ms, keys: {}", limit.count(), fmt::join(keys, ", ")));
+    return fail(ErrorCode::kTimeout, "wait timeout after {}ms, keys: {}", limit.count(),
+                fmt::join(keys, ", "));
   }
 
   std::mutex mutex_;

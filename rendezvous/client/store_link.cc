@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/backoff.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/resolve.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/text.h"
@@ -100,7 +101,7 @@ Result<UniqueFd> connect_one(const addrinfo& address, Instant deadline) {
 // Every address of the host once, IPv6 before IPv4 as PyTorch's client does.
 Result<UniqueFd> connect_to(const std::string& host, std::uint16_t port, Instant deadline) {
   const auto found = resolve(host, port, SOCK_STREAM);
-  if (!found) return fail(ErrorCode::kNotFound, fmt::format("name resolution: {}", found.error().message));
+  if (!found) return fail(ErrorCode::kNotFound, "name resolution: {}", found.error().message);
   std::optional<Error> failure;
   for (const bool v6 : {true, false}) {
     for (const addrinfo* at = found->get(); at != nullptr; at = at->ai_next) {

@@ -4,10 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <muster/tcp_store.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/client/store_link.h"
 #include "rendezvous/store/wire.h"
@@ -168,8 +167,8 @@ class TcpStoreClient final : public TcpStore {
     MUSTER_OK(send({.op = Op::kQueuePop, .key = name}));
     MUSTER_TRY(const std::int64_t length, link_.read_number<std::int64_t>(reply_deadline()));
     if (length <= 0)
-      return fail(ErrorCode::kNotFound, fmt::format("QUEUE_POP {} at the store {}: the queue is empty",
-                                                    printable(name), link_.endpoint()));
+      return fail(ErrorCode::kNotFound, "QUEUE_POP {} at the store {}: the queue is empty", printable(name),
+                  link_.endpoint());
     return link_.read_bytes(reply_deadline());
   }
 
@@ -197,11 +196,9 @@ class TcpStoreClient final : public TcpStore {
     MUSTER_OK(send({.op = Op::kBarrier, .key = name, .number = world_size}));
     MUSTER_TRY(const bool open, link_.await_stop(wait.until, kMargin));
     if (open) return {};
-    return fail(
-        ErrorCode::kTimeout,
-        fmt::format(
-            "barrier timeout after {}ms, key: {} (store {}, {} participants): have all ranks reached it?",
-            wait.limit.count(), printable(key), link_.endpoint(), world_size));
+    return fail(ErrorCode::kTimeout,
+                "barrier timeout after {}ms, key: {} (store {}, {} participants): have all ranks reached it?",
+                wait.limit.count(), printable(key), link_.endpoint(), world_size);
   }
 
  private:
@@ -234,17 +231,14 @@ class TcpStoreClient final : public TcpStore {
     MUSTER_OK(send({.op = Op::kWait, .items = keys}));
     MUSTER_TRY(const bool there, link_.await_stop(wait.until, kMargin));
     if (there) return {};
-    return fail(
-        ErrorCode::kTimeout,
-        fmt::format("wait timeout after {}ms, keys: {} (store {}): nobody has set them; is a rank missing?",
-                    wait.limit.count(), list_keys_text(keys), link_.endpoint()));
+    return fail(ErrorCode::kTimeout,
+                "wait timeout after {}ms, keys: {} (store {}): nobody has set them; is a rank missing?",
+                wait.limit.count(), list_keys_text(keys), link_.endpoint());
   }
 
   Result<void> check_count(std::string_view what, std::size_t count) const {
     if (count <= kMaxKeys) return {};
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("{} of {} keys: servers accept {} at most in one request", what, count, kMaxKeys));
+    return invalid("{} of {} keys: servers accept {} at most in one request", what, count, kMaxKeys);
   }
 
   TcpStoreOptions options_;
@@ -257,9 +251,7 @@ class TcpStoreClient final : public TcpStore {
 Result<std::unique_ptr<TcpStore>> TcpStore::connect(const TcpStoreOptions& options) {
   if (options.world_size == 0) return fail(ErrorCode::kInvalidArgument, "TCPStore world size cannot be 0");
   if (options.host.empty() || options.port == 0)
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("a TCPStore needs a host and a port, not \"{}\" and {}", options.host, options.port));
+    return invalid("a TCPStore needs a host and a port, not \"{}\" and {}", options.host, options.port);
   MUSTER_TRY(StoreLink link, StoreLink::open(options.host, options.port, options.timeout));
   auto client = std::make_unique<TcpStoreClient>(options, std::move(link));
   if (options.world_size > 0) MUSTER_OK(client->check_in());

@@ -17,6 +17,7 @@
 #include <boost/beast/http/write.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/net/awaitable.h"
 #include "rendezvous/net/dial.h"
 
@@ -70,9 +71,8 @@ struct Connection {
     if (error == beast::error::timeout || (error && error.category() != asio::error::get_ssl_category()))
       co_return fail(broken("TLS handshake with", error));
     if (error)
-      co_return fail(ErrorCode::kMismatch,
-                     fmt::format("TLS with {}: {}", endpoint,
-                                 tls::rejected_certificate(tls->native_handle()).value_or(error.message())));
+      co_return fail(ErrorCode::kMismatch, "TLS with {}: {}", endpoint,
+                     tls::rejected_certificate(tls->native_handle()).value_or(error.message()));
     co_return Result<void>{};
   }
 

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "rendezvous/base/fail.h"
+
 namespace muster::etcd {
 
 using membership::NodeId;
@@ -81,11 +83,10 @@ std::optional<Endpoint> decode_endpoint(std::string_view text) {
 Result<Endpoint> coordinator_endpoint(const KeyValue& coordinator) {
   auto endpoint = decode_endpoint(coordinator.value);
   if (endpoint && endpoint->port != 0 && !endpoint->addresses.empty()) return *std::move(endpoint);
-  return fail(
-      ErrorCode::kCorrupt,
-      fmt::format("what etcd has under {} is no coordinator's endpoint; does something else use these "
-                  "keys? Give another --rdzv-id, or etcd_prefix in --rdzv-conf",
-                  coordinator.key));
+  return fail(ErrorCode::kCorrupt,
+              "what etcd has under {} is no coordinator's endpoint; does something else use these keys? Give "
+              "another --rdzv-id, or etcd_prefix in --rdzv-conf",
+              coordinator.key);
 }
 
 std::string encode_state(const JobRecord& record) {
@@ -111,11 +112,10 @@ Result<RecoveredJob> recover(const std::vector<KeyValue>& state, const JobKeys& 
   if (state.empty()) return out;
   std::optional<JobRecord> saved = decode_state(state.front().value);
   if (!saved)
-    return fail(
-        ErrorCode::kCorrupt,
-        fmt::format("what etcd has under {} is no job of this version of muster; give another --rdzv-id, "
-                    "or remove it with etcdctl del",
-                    keys.state));
+    return fail(ErrorCode::kCorrupt,
+                "what etcd has under {} is no job of this version of muster; give another --rdzv-id, or "
+                "remove it with etcdctl del",
+                keys.state);
   std::set<NodeId> here;
   std::set<NodeId> joined;
   for (const KeyValue& entry : nodes) {

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <openssl/evp.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::etcd {
@@ -97,8 +98,7 @@ auto parse(std::string_view body, const Read& read) -> decltype(read(json())) {
   try {
     return read(parse_json(body));
   } catch (const std::exception& error) {
-    return fail(ErrorCode::kProtocol,
-                fmt::format("the answer is not etcd's ({}): {}", shown(error.what()), shown(body)));
+    return fail(ErrorCode::kProtocol, "the answer is not etcd's ({}): {}", shown(error.what()), shown(body));
   }
 }
 
@@ -138,8 +138,8 @@ Result<Value> parse_result(std::string_view body, const Read& read) {
 Result<WatchUpdate> parse_update(std::string_view line) {
   return parse_result<WatchUpdate>(line, [](const json& result) -> Result<WatchUpdate> {
     if (result.value("canceled", false))
-      return fail(ErrorCode::kNotFound,
-                  fmt::format("the watch was cancelled: {}", shown(text_of(result, "cancel_reason"))));
+      return fail(ErrorCode::kNotFound, "the watch was cancelled: {}",
+                  shown(text_of(result, "cancel_reason")));
     WatchUpdate out;
     out.created = result.value("created", false);
     for (const json& event : list_in(result, "events"))
@@ -250,8 +250,7 @@ Result<std::vector<WatchUpdate>> WatchStream::receive(std::string_view bytes) {
   while (true) {
     const auto end = input_.find('\n', std::exchange(from, 0));
     if (std::min(end, input_.size()) > max_line_bytes_)
-      return fail(ErrorCode::kProtocol,
-                  fmt::format("an update of a watch has more than {} bytes", max_line_bytes_));
+      return fail(ErrorCode::kProtocol, "an update of a watch has more than {} bytes", max_line_bytes_);
     if (end == std::string::npos) return out;
     if (end > 0) {
       MUSTER_TRY(WatchUpdate update, parse_update(std::string_view(input_).substr(0, end)));

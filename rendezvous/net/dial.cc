@@ -9,6 +9,7 @@
 #include <boost/asio/ip/address.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/awaitable.h"
 
@@ -37,10 +38,10 @@ asio::awaitable<Result<void>> dial(tcp::socket& socket, std::string host, std::u
                              timer.cancel();
                            }));
     co_await timer.async_wait(kTuple);
-    if (!answer) co_return fail(ErrorCode::kTimeout, fmt::format("resolve {}: no answer in time", host));
-    if (*answer) co_return fail(ErrorCode::kNotFound, fmt::format("resolve {}: {}", host, answer->message()));
+    if (!answer) co_return fail(ErrorCode::kTimeout, "resolve {}: no answer in time", host);
+    if (*answer) co_return fail(ErrorCode::kNotFound, "resolve {}: {}", host, answer->message());
   }
-  if (endpoints.empty()) co_return fail(ErrorCode::kNotFound, fmt::format("resolve {}: no address", host));
+  if (endpoints.empty()) co_return fail(ErrorCode::kNotFound, "resolve {}: no address", host);
   std::rotate(endpoints.begin(), endpoints.begin() + static_cast<std::ptrdiff_t>(turn % endpoints.size()),
               endpoints.end());
 
@@ -55,8 +56,8 @@ asio::awaitable<Result<void>> dial(tcp::socket& socket, std::string host, std::u
   connecting.renew();
   timer.cancel();
   if (cause != nullptr) *cause = error;
-  if (expired) co_return fail(ErrorCode::kTimeout, fmt::format("connect {}: no answer in time", where));
-  if (error) co_return fail(ErrorCode::kPeerGone, fmt::format("connect {}: {}", where, error.message()));
+  if (expired) co_return fail(ErrorCode::kTimeout, "connect {}: no answer in time", where);
+  if (error) co_return fail(ErrorCode::kPeerGone, "connect {}: {}", where, error.message());
   boost::system::error_code ignored;
   socket.set_option(tcp::no_delay(true), ignored);
   co_return Result<void>{};

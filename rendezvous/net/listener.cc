@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/resolve.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/endpoint.h"
@@ -43,9 +44,7 @@ Error listen_error(const std::string& address, const std::string& numeric, std::
 
 Result<void> add(Listener& to, UniqueFd fd) {
   const auto bound = endpoint_of(fd.get(), ::getsockname);
-  if (!bound)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("descriptor {} is no TCP socket to listen with", fd.get()));
+  if (!bound) return invalid("descriptor {} is no TCP socket to listen with", fd.get());
   to.port = bound->port();
   to.address += fmt::format("{}{}", to.fds.empty() ? "" : " ", endpoint_text(*bound));
   to.loopback_only = to.loopback_only && bound->address().is_loopback();
@@ -91,11 +90,10 @@ Result<Listener> open_listener(const std::string& host, std::uint16_t port, bool
 
   const auto found = resolve(host, port, SOCK_STREAM, AI_PASSIVE);
   if (!found)
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("The server socket has failed to listen on any local network address. host {}, port: {}: "
-                    "{}; give an address or name of this host, or none to listen on every address",
-                    host, port, found.error().message));
+    return invalid(
+        "The server socket has failed to listen on any local network address. host {}, port: {}: {}; give an "
+        "address or name of this host, or none to listen on every address",
+        host, port, found.error().message);
   int error = EADDRNOTAVAIL;
   std::string numeric;
   for (const addrinfo* at = found->get(); at != nullptr; at = at->ai_next) {
@@ -141,16 +139,14 @@ Result<Listener> adopt_listener(UniqueFd fd, std::uint16_t port) {
   const int raw = fd.get();
   if (::getsockopt(raw, SOL_SOCKET, SO_TYPE, &type, &size) != 0)
     return fail(errno_error(fmt::format("inherited listening descriptor {}", raw), errno));
-  if (type != SOCK_STREAM)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("inherited descriptor {} is no stream socket", raw));
+  if (type != SOCK_STREAM) return invalid("inherited descriptor {} is no stream socket", raw);
   if (::fcntl(raw, F_SETFD, FD_CLOEXEC) != 0 ||
       ::fcntl(raw, F_SETFL, ::fcntl(raw, F_GETFL) | O_NONBLOCK) != 0)
     return fail(errno_error(fmt::format("inherited listening descriptor {}", raw), errno));
   MUSTER_TRY(Listener listener, finish(std::move(fd)));
   if (port != 0 && listener.port != port)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("inherited descriptor {} is bound to port {}, not to the port {} asked for", raw,
-                            listener.port, port));
+    return invalid("inherited descriptor {} is bound to port {}, not to the port {} asked for", raw,
+                   listener.port, port);
   if (::listen(raw, INT32_MAX) != 0) return fail(listen_error(listener.address, {}, listener.port, errno));
   // An unbound socket gets its port from listen().
   return finish(std::move(listener.fds.front()));

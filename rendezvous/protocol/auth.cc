@@ -18,6 +18,7 @@
 #include <muster/check.h>
 
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::auth {
@@ -72,9 +73,8 @@ Secret::~Secret() {
 
 Result<Secret> Secret::from_bytes(std::string_view bytes) {
   if (bytes.size() < kMinBytes)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("the secret has {} bytes, it needs {}; try: openssl rand -hex 32", bytes.size(),
-                            kMinBytes));
+    return invalid("the secret has {} bytes, it needs {}; try: openssl rand -hex 32", bytes.size(),
+                   kMinBytes);
   return Secret(bytes);
 }
 
@@ -96,8 +96,7 @@ Result<std::optional<Secret>> find_secret(const std::string& file, const Environ
   if (file.empty() && (!given || given->empty())) return std::optional<Secret>{};
   auto secret = file.empty() ? Secret::from_bytes(*given) : Secret::from_file(file);
   if (!secret)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {}", file.empty() ? env::kSecret : "--secret-file", secret.error().message));
+    return invalid("{}: {}", file.empty() ? env::kSecret : "--secret-file", secret.error().message);
   return std::optional(*std::move(secret));
 }
 

@@ -5,8 +5,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include <fmt/format.h>
-
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/text.h"
 #include "rendezvous/protocol/control.h"
 
@@ -16,12 +15,10 @@ namespace fs = std::filesystem;
 
 Result<void> JobSecrets::add(const std::string& job, const std::string& file) {
   if (std::string defect = control::defect_of_job(job); !defect.empty())
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("secret file {}: {}", printable(file, 256), std::move(defect)));
+    return invalid("secret file {}: {}", printable(file, 256), std::move(defect));
   MUSTER_TRY(auth::Secret secret, auth::Secret::from_file(file));
   if (!secrets_.emplace(job, std::move(secret)).second)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("job {} has two secrets, one of them in {}; leave one", job, file));
+    return invalid("job {} has two secrets, one of them in {}; leave one", job, file);
   return {};
 }
 
@@ -43,8 +40,7 @@ Result<JobSecrets> JobSecrets::read(const Sources& sources) {
     if (!at->path().filename().string().starts_with('.') && fs::is_regular_file(at->path(), ignored))
       files.push_back(at->path());
   }
-  if (error)
-    return fail(ErrorCode::kIo, fmt::format("--secrets-dir {}: {}", sources.directory, error.message()));
+  if (error) return fail(ErrorCode::kIo, "--secrets-dir {}: {}", sources.directory, error.message());
   std::sort(files.begin(), files.end());  // so that of several defects the same is told each time
   for (const fs::path& file : files) MUSTER_OK(out.add(file.filename().string(), file.string()));
   return out;

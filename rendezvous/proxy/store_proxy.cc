@@ -12,6 +12,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/acceptor.h"
@@ -263,7 +264,7 @@ Result<std::unique_ptr<StoreProxy>> StoreProxy::listen(boost::asio::io_context& 
     return std::make_unique<WorkerStoreProxy>(loop, generation, std::move(uplink), own_user_only, log,
                                               std::move(listener));
   } catch (const boost::system::system_error& error) {
-    return fail(ErrorCode::kIo, fmt::format("event loop of the store proxy: {}", error.what()));
+    return fail(ErrorCode::kIo, "event loop of the store proxy: {}", error.what());
   }
 }
 

@@ -14,6 +14,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/acceptor.h"
@@ -710,7 +711,7 @@ Result<std::unique_ptr<Server>> Server::listen(boost::asio::io_context& loop, co
     MUSTER_OK(out->start());
     return out;
   } catch (const boost::system::system_error& error) {
-    return fail(ErrorCode::kIo, fmt::format("event loop of the store server: {}", error.what()));
+    return fail(ErrorCode::kIo, "event loop of the store server: {}", error.what());
   }
 }
 

@@ -23,6 +23,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/awaitable.h"
@@ -345,8 +346,7 @@ void StatusServer::stop() {
 
 Result<StatusAddress> parse_status_address(std::string_view text) {
   const auto wrong = [&](std::string_view why) {
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("{}: {}; HOST:PORT, or PORT for 127.0.0.1", text, why));
+    return invalid("{}: {}; HOST:PORT, or PORT for 127.0.0.1", text, why);
   };
   StatusAddress out;
   const auto colon = text.rfind(':');

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include <fmt/format.h>
+#include "rendezvous/base/fail.h"
 
 namespace muster {
 namespace {
@@ -25,13 +25,11 @@ std::optional<std::int64_t> read_counter(std::string_view text) {
 Result<std::int64_t> add_to_counter(std::string_view key, std::string_view current, std::int64_t delta) {
   const auto number = current.empty() ? std::optional<std::int64_t>(0) : read_counter(current);
   if (!number)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("add to key {}: its value '{}' is not a counter",
-                                                         key, current.substr(0, kShown)));
+    return invalid("add to key {}: its value '{}' is not a counter", key, current.substr(0, kShown));
   const std::int64_t value = *number;
   std::int64_t sum = 0;
   if (__builtin_add_overflow(value, delta, &sum))
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("add {} to key {}: {} is too large a counter", delta, key, value));
+    return invalid("add {} to key {}: {} is too large a counter", delta, key, value);
   return sum;
 }
 

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/fail.h"
 #include "rendezvous/base/key_map.h"
 #include "rendezvous/base/syscall.h"
 
@@ -52,12 +53,10 @@ Result<UniqueFd> take_lock(const std::string& directory) {
     char text[32] = "";
     const ssize_t n = ::pread(fd.get(), text, sizeof text - 1, 0);
     const std::string_view owner(text, n > 0 ? static_cast<std::size_t>(n) : 0);
-    return fail(
-        ErrorCode::kExhausted,
-        fmt::format("state directory {} belongs to the running process {}; stop that one, or give each "
-                    "musterd a directory of its own",
-                    directory,
-                    owner.empty() ? "that has just locked it" : owner.substr(0, owner.find('\n'))));
+    return fail(ErrorCode::kExhausted,
+                "state directory {} belongs to the running process {}; stop that one, or give each musterd a "
+                "directory of its own",
+                directory, owner.empty() ? "that has just locked it" : owner.substr(0, owner.find('\n')));
   }
   const std::string pid = fmt::format("{}\n", ::getpid());
   // For people: the lock holds without it, and a full disk must not keep musterd from reading its log.
@@ -120,11 +119,9 @@ Result<LogFile::Opened> LogFile::open(const std::string& directory, const journa
     case journal::Replayed::End::kDamaged:
       return fail(
           ErrorCode::kCorrupt,
-          fmt::format(
-              "state log {} is damaged after byte {}: {}; put a copy of the file in its place, or cut "
-              "it with \"truncate -s {} {}\" and lose the last {} bytes, or move it away to begin "
-              "with nothing",
-              file.path_, replayed.good_bytes, replayed.text, replayed.good_bytes, file.path_, tail));
+          "state log {} is damaged after byte {}: {}; put a copy of the file in its place, or cut it with "
+          "\"truncate -s {} {}\" and lose the last {} bytes, or move it away to begin with nothing",
+          file.path_, replayed.good_bytes, replayed.text, replayed.good_bytes, file.path_, tail);
     case journal::Replayed::End::kTorn:
       out.notice = fmt::format(
           "state log {}: cut {} bytes at offset {}: the last write was not complete, and nobody was told of "
