@@ -210,9 +210,7 @@ DeviceReport read_check(const HelperProcess& process, std::chrono::milliseconds 
   };
   LineSplitter lines;
   while (true) {
-    pollfd wait{process.channel(), POLLIN, 0};
-    const auto left = static_cast<int>(time_left(deadline, SteadyClock::now()).count());
-    if (retry_eintr([&] { return ::poll(&wait, 1, left); }) <= 0) {
+    if (!wait_until_ready(process.channel(), POLLIN, deadline)) {
       findings.all.push_back(
           {!done, fmt::format("the check of {} took more than {} s; a driver or a disk does not answer", step,
                               static_cast<double>(timeout.count()) / 1000)});
@@ -377,8 +375,7 @@ DriverCheck check_driver(const GpuPaths& paths, std::chrono::milliseconds timeou
     out.finding = Finding{true, child.error().message};
     return out;
   }
-  pollfd answer{child->channel(), POLLIN, 0};
-  if (retry_eintr([&] { return ::poll(&answer, 1, static_cast<int>(timeout.count())); }) > 0)
+  if (wait_until_ready(child->channel(), POLLIN, after(timeout)))
     out.process = std::make_unique<HelperProcess>(*std::move(child));
   else
     out.finding =

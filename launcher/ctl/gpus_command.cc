@@ -52,9 +52,7 @@ Answer ask(const GpuPaths& paths) {
   std::string bytes;
   char block[16384];
   while (bytes.size() < kMostBytes) {
-    pollfd wait{helper->channel(), POLLIN, 0};
-    const auto left = static_cast<int>(time_left(deadline, SteadyClock::now()).count());
-    if (retry_eintr([&] { return ::poll(&wait, 1, left); }) <= 0)
+    if (!wait_until_ready(helper->channel(), POLLIN, deadline))
       return {fmt::format("NVML has not answered within {} s", kDriverTimeout.count() / 1000), {}};
     const ssize_t n = retry_eintr([&] { return ::read(helper->channel(), block, sizeof block); });
     if (n <= 0) break;

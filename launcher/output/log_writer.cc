@@ -68,8 +68,7 @@ Result<void> send(int channel, const Request& request, Millis timeout, const std
   }
   while (retry_eintr([&] { return ::sendmsg(channel, &message, MSG_NOSIGNAL); }) < 0) {
     if (errno != EAGAIN) return fail(errno_error("send to the log writer", errno));
-    pollfd room{channel, POLLOUT, 0};
-    if (retry_eintr([&] { return ::poll(&room, 1, static_cast<int>(timeout.count())); }) == 0)
+    if (!wait_until_ready(channel, POLLOUT, after(timeout)))
       return fail(ErrorCode::kTimeout, "the log writer takes no requests: the disk is slow");
   }
   return {};

@@ -32,8 +32,8 @@ struct OutputSink::Written {
       if (n >= 0) {
         count += static_cast<std::size_t>(n);
       } else if (errno == EAGAIN) {
-        pollfd wait{fd, POLLOUT, 0};  // somebody made the shared descriptor non-blocking
-        ::poll(&wait, 1, -1);
+        // Somebody made the shared descriptor non-blocking.
+        (void)wait_until_ready(fd, POLLOUT, Instant::max());
       } else {
         error = errno;
       }
@@ -94,8 +94,8 @@ std::size_t OutputSink::write_some(std::string_view bytes) {
   const int error = errno;
   if (error == EAGAIN) {
     if (mode_ != Mode::kBlocking) return 0;
-    pollfd wait{fd_, POLLOUT, 0};  // somebody made the shared descriptor non-blocking
-    ::poll(&wait, 1, -1);
+    // Somebody made the shared descriptor non-blocking.
+    (void)wait_until_ready(fd_, POLLOUT, Instant::max());
     return 0;
   }
   failed(error);
@@ -179,13 +179,8 @@ std::size_t OutputSink::flush(Instant deadline) {
       return queued_bytes_ - written_->count;
     take_written();
   }
-  while (!queue_.empty()) {
-    pump();
-    if (queue_.empty()) break;
-    const auto left = time_left(deadline, SteadyClock::now());
-    pollfd wait{fd_, POLLOUT, 0};
-    if (left.count() == 0 || (::poll(&wait, 1, static_cast<int>(left.count())) < 0 && errno != EINTR)) break;
-  }
+  pump();
+  while (!queue_.empty() && wait_until_ready(fd_, POLLOUT, deadline)) pump();
   return queued_bytes_;
 }
 

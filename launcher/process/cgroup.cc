@@ -108,10 +108,7 @@ bool wait_until_empty(const std::string& directory, Instant deadline) {
     if (n <= 0) return false;
     if (std::string_view(text, static_cast<std::size_t>(n)).find("populated 0") != std::string_view::npos)
       return true;
-    const Millis left = time_left(deadline, SteadyClock::now());
-    if (left.count() == 0) return false;
-    pollfd change{events.get(), POLLPRI, 0};
-    retry_eintr([&] { return ::poll(&change, 1, static_cast<int>(left.count())); });
+    if (!wait_until_ready(events.get(), POLLPRI, deadline)) return false;
   }
 }
 

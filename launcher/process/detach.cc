@@ -58,10 +58,7 @@ std::optional<int> early_end(int reader) {
   const Instant deadline = SteadyClock::now() + kStartTimeout;
   std::string text;  // kRunning, or kEnded and a status
   while (text.size() < 2) {
-    pollfd wait{reader, POLLIN, 0};
-    const int ready = ::poll(&wait, 1, static_cast<int>(time_left(deadline, SteadyClock::now()).count()));
-    if (ready == 0) return std::nullopt;
-    if (ready < 0) continue;
+    if (!wait_until_ready(reader, POLLIN, deadline)) return std::nullopt;
     char byte = 0;
     if (retry_eintr([&] { return ::read(reader, &byte, 1); }) <= 0) return kExitSystem;  // it died
     if (byte == kRunning && text.empty()) return std::nullopt;

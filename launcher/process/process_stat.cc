@@ -75,12 +75,7 @@ bool send_signal(int pidfd, int signal) {
 }
 
 bool wait_for_end(int pidfd, Instant deadline) {
-  pollfd end{pidfd, POLLIN, 0};
-  return retry_eintr([&] {
-           const Millis left =
-               std::min<Millis>(time_left(deadline, SteadyClock::now()), std::chrono::hours(240));
-           return ::poll(&end, 1, static_cast<int>(left.count()));
-         }) > 0;
+  return wait_until_ready(pidfd, POLLIN, deadline);
 }
 
 std::optional<siginfo_t> reap_child(int pidfd) {

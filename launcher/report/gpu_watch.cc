@@ -72,10 +72,8 @@ class GpuServer {
   void serve(const std::function<void(const std::vector<Nvml::Figures>&)>& write) {
     Instant looked_at_until{}, next{};
     while (true) {
-      const Instant before = SteadyClock::now();
-      const Millis wait = before < looked_at_until ? time_left(next, before) : Millis(-1);
-      pollfd request{channel_, POLLIN, 0};
-      if (retry_eintr([&] { return ::poll(&request, 1, static_cast<int>(wait.count())); }) > 0) {
+      const bool looked_at = SteadyClock::now() < looked_at_until;
+      if (wait_until_ready(channel_, POLLIN, looked_at ? next : Instant::max())) {
         char what = 0;
         if (retry_eintr([&] { return ::recv(channel_, &what, 1, 0); }) != 1) return;
         if (what == kAskHolders) tell(channel_, holders());

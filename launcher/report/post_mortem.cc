@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kTailLines = 20;
 constexpr std::size_t kMaxKernelLines = 64;
-constexpr int kDriverMs = 2000;  // for the driver to list its GPUs
+constexpr Millis kDriverTimeout{2000};  // for the driver to list its GPUs
 constexpr std::size_t kMaxErrorFile = std::size_t{4} << 20;
 
 std::string last_progress(const std::string& path) {
@@ -119,8 +119,7 @@ std::function<PostMortem::Found()> PostMortem::final_search(const std::vector<Wo
   const bool waits = gpu_watch_ != nullptr && (!gpu_watch_->gpus() || gpu_watch_->owes_holders());
   const int driver = waits ? gpu_watch_->output() : -1;
   return [ranks, before = std::move(before), whole = router.stderr_searches(ranks, kTailLines), driver] {
-    pollfd answer{driver, POLLIN, 0};
-    if (driver >= 0) ::poll(&answer, 1, kDriverMs);
+    if (driver >= 0) (void)wait_until_ready(driver, POLLIN, after(kDriverTimeout));
     Found found;
     for (std::size_t i = 0; i < ranks.size(); ++i)
       if (!before[i] || before[i]().error) found[ranks[i]] = whole[i]();

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -89,6 +90,19 @@ Result<void> check_private(std::string_view what, const std::string& path) {
   if (!S_ISREG(info.st_mode) || (info.st_mode & 077) == 0) return {};
   return invalid("{} is open to others than its owner (mode {:o}); try: chmod 600 {}", file,
                  info.st_mode & 0777, path);
+}
+
+bool wait_until_ready(int fd, short events, Instant deadline) {
+  constexpr Millis kLongest = std::chrono::hours(240);  // of one call, which counts in an int
+  pollfd entry{fd, events, 0};
+  Millis left = kLongest;
+  int ready = 0;
+  while (ready == 0 && left == kLongest)
+    ready = retry_eintr([&] {
+      left = std::min(time_left(deadline, SteadyClock::now()), kLongest);
+      return ::poll(&entry, 1, static_cast<int>(left.count()));
+    });
+  return ready > 0;
 }
 
 Result<void> write_all(int fd, std::string_view bytes) {

@@ -12,6 +12,7 @@
 
 #include <muster/result.h>
 
+#include "rendezvous/base/clock.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster {
@@ -38,6 +39,9 @@ auto retry_eintr(Call&& call) {
 /// A secret's file: kInvalidArgument where others than its owner may read it. Errors begin with `what` and
 /// the path.
 [[nodiscard]] Result<void> check_private(std::string_view what, const std::string& path);
+
+/// Waits until the descriptor is ready for `events` (poll(2)). False: not by the deadline.
+[[nodiscard]] bool wait_until_ready(int fd, short events, Instant deadline);
 
 /// Writes all bytes to a descriptor, through short writes and EINTR.
 [[nodiscard]] Result<void> write_all(int fd, std::string_view bytes);

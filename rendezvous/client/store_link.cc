@@ -13,7 +13,6 @@
 #include <unistd.h>
 #include <utility>
 
-#include <climits>
 #include <fmt/format.h>
 
 #include "rendezvous/base/backoff.h"
@@ -69,18 +68,6 @@ std::string numeric_name(const addrinfo& address) {
                                        : fmt::format("{}:{}", host, service);
 }
 
-// poll(2) for one descriptor until the deadline; false: it passed.
-Result<bool> await(int fd, short events, Instant deadline) {
-  while (true) {
-    pollfd entry{fd, events, 0};
-    const Millis left = time_left(deadline, SteadyClock::now());
-    const int n = ::poll(&entry, 1, static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX)));
-    if (n > 0) return true;
-    if (n < 0 && errno != EINTR) return fail(errno_error("poll", errno));
-    if (n == 0 && left.count() <= INT_MAX) return false;
-  }
-}
-
 Result<UniqueFd> connect_one(const addrinfo& address, Instant deadline) {
   UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
   if (!fd) return fail(errno_error("socket", errno));
@@ -89,8 +76,8 @@ Result<UniqueFd> connect_one(const addrinfo& address, Instant deadline) {
   ::setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) == 0) return fd;
   if (errno != EINPROGRESS && errno != EINTR) return fail(errno_error(numeric_name(address), errno));
-  MUSTER_TRY(const bool ready, await(fd.get(), POLLOUT, deadline));
-  if (!ready) return fail(ErrorCode::kTimeout, numeric_name(address) + ": no answer");
+  if (!wait_until_ready(fd.get(), POLLOUT, deadline))
+    return fail(ErrorCode::kTimeout, numeric_name(address) + ": no answer");
   int error = 0;
   socklen_t size = sizeof error;
   ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -126,8 +113,8 @@ Result<void> send_all(int fd, std::string_view bytes, Instant deadline) {
     }
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) return fail(errno_error("send", errno));
-    MUSTER_TRY(const bool ready, await(fd, POLLOUT, deadline));
-    if (!ready) return fail(ErrorCode::kTimeout, "the server takes no more bytes");
+    if (!wait_until_ready(fd, POLLOUT, deadline))
+      return fail(ErrorCode::kTimeout, "the server takes no more bytes");
   }
   return {};
 }
@@ -160,8 +147,8 @@ Result<void> StoreLink::receive(char* out, std::size_t size, Instant deadline) {
     }
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) return fail(errno_error("recv", errno));
-    MUSTER_TRY(const bool ready, await(fd_.get(), POLLIN, deadline));
-    if (!ready) return fail(ErrorCode::kTimeout, "no answer from the server");
+    if (!wait_until_ready(fd_.get(), POLLIN, deadline))
+      return fail(ErrorCode::kTimeout, "no answer from the server");
   }
   return {};
 }
@@ -275,10 +262,9 @@ Result<std::string> StoreLink::read_bytes(Instant deadline) {
 
 Result<bool> StoreLink::await_stop(Instant wait_until, Millis margin) {
   if (failure_) return fail(*failure_);
-  auto ready = begin_ < end_ ? Result<bool>(true) : await(fd_.get(), POLLIN, wait_until);
-  if (!ready) return fail(broken(std::move(ready).error()));
+  const bool ready = begin_ < end_ || wait_until_ready(fd_.get(), POLLIN, wait_until);
   const Instant deadline = SteadyClock::now() + margin;
-  if (*ready) {
+  if (ready) {
     MUSTER_TRY(const std::uint8_t answer, read_number<std::uint8_t>(deadline));
     if (answer == wire::kStopWaiting) return true;
     return fail(broken({ErrorCode::kProtocol, fmt::format("the answer is {} instead of 0", answer)}));

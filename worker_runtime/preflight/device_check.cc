@@ -161,13 +161,6 @@ struct Child {
   UniqueFd socket;
 };
 
-/// False: the deadline came first.
-bool wait_for(int fd, Instant deadline) {
-  pollfd wait{fd, POLLIN, 0};
-  const auto left = static_cast<int>(time_left(deadline, SteadyClock::now()).count());
-  return retry_eintr([&] { return ::poll(&wait, 1, left); }) > 0;
-}
-
 class Runner {
  public:
   explicit Runner(Instant deadline) : deadline_(deadline) {}
@@ -178,7 +171,8 @@ class Runner {
     // One that hangs in the kernel does not end now: it is left to whoever reaps this process's children.
     const Instant until = SteadyClock::now() + kKillTimeout;
     for (const Child& child : children_)
-      if (started(child) && wait_for(child.process.get(), until)) ::waitpid(child.pid, nullptr, WNOHANG);
+      if (started(child) && wait_until_ready(child.process.get(), POLLIN, until))
+        ::waitpid(child.pid, nullptr, WNOHANG);
   }
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
@@ -295,7 +289,8 @@ class Runner {
   void take_end(Child& child) {
     child.socket.reset();
     int status = 0;
-    if (!wait_for(child.process.get(), deadline_) || ::waitpid(child.pid, &status, WNOHANG) != child.pid)
+    if (!wait_until_ready(child.process.get(), POLLIN, deadline_) ||
+        ::waitpid(child.pid, &status, WNOHANG) != child.pid)
       return;
     child.pid = 0;
     child.check.end = End::kEnded;
