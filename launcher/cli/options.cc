@@ -9,7 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "launcher/cli/option_table.h"
-#include "launcher/text/split.h"
+#include "rendezvous/base/split.h"
 
 namespace muster::launcher {
 

@@ -8,9 +8,9 @@
 
 #include "launcher/cli/options.h"
 #include "launcher/text/seconds_text.h"
-#include "launcher/text/split.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/split.h"
 
 namespace muster::launcher {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "launcher/ctl/commands.h"
 #include "launcher/text/rank_ranges.h"
-#include "launcher/text/split.h"
 #include "launcher/text/text_table.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {

@@ -10,8 +10,8 @@
 
 #include "launcher/hang/stack_text.h"
 #include "launcher/text/json_fields.h"
-#include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 namespace {

@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 
 #include "launcher/hang/process_state.h"
-#include "launcher/text/split.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

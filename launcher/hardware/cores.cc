@@ -11,7 +11,8 @@
 #include <climits>
 
 #include "launcher/hardware/small_files.h"
-#include "launcher/text/split.h"
+#include "launcher/text/rank_ranges.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "launcher/text/rank_ranges.h"
-
 namespace muster::launcher {
 
 /// Numbers of CPUs (or of NUMA nodes) as a value: sorted, each once. As text in cpuset(7)'s list format

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 
 #include "launcher/text/rank_ranges.h"
-#include "launcher/text/split.h"
 #include "launcher/text/usage_error.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {

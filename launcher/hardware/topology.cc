@@ -9,6 +9,7 @@
 #include <hwloc.h>
 
 #include "rendezvous/base/fail.h"
+#include "rendezvous/base/text.h"
 
 // hwloc asks udev for the names of disks, which are not read here. Debian has no archive of libudev and
 // muster is one file, so its five entries are answered here: there is no udev. Hidden, they shadow no real

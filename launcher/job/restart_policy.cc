@@ -8,8 +8,8 @@
 #include "launcher/job/exit_status.h"
 #include "launcher/text/rank_ranges.h"
 #include "launcher/text/seconds_text.h"
-#include "launcher/text/split.h"
 #include "launcher/text/usage_error.h"
+#include "rendezvous/base/split.h"
 
 namespace muster::launcher {
 

@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
-#include "launcher/text/split.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/split.h"
 
 namespace muster::launcher {
 namespace {

@@ -19,12 +19,12 @@
 #include "launcher/join/worker_store.h"
 #include "launcher/network/listening.h"
 #include "launcher/text/seconds_text.h"
-#include "launcher/text/split.h"
 #include "rendezvous/agent_client/control_client.h"
 #include "rendezvous/agent_client/coordinator_host.h"
 #include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/coordinator/waiting_reason.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/etcd/coordinator.h"
 
 namespace muster::launcher {
@@ -459,7 +459,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     const Millis limit = std::min<Millis>(job_.join_timeout, kLateNodes);
     log_.warning(
         fmt::format("the job is cancelled; waiting at most {} s for node {} to connect and get the reason",
-                    whole_seconds(limit), membership::ranges_text(late)));
+                    whole_seconds(limit), to_ranges(late, ", ")));
     lifetime_.call_at(late_nodes_, after(limit), [this] {
       if (const auto call = std::exchange(told_late_nodes_, {})) call();
     });

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "rendezvous/base/text.h"
+
 namespace muster::launcher {
 
 namespace {

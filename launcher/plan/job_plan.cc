@@ -14,9 +14,9 @@
 #include "launcher/plan/rendezvous_plan.h"
 #include "launcher/plan/slurm_plan.h"
 #include "launcher/text/seconds_text.h"
-#include "launcher/text/split.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/slurm_step.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 
 #include "launcher/plan/job_plan.h"
-#include "launcher/text/split.h"
 #include "rendezvous/base/fail.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 

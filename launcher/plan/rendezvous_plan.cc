@@ -10,7 +10,7 @@
 #include "launcher/cli/rdzv_conf.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/text/seconds_text.h"
-#include "launcher/text/split.h"
+#include "rendezvous/base/split.h"
 
 namespace muster::launcher {
 namespace {

@@ -14,9 +14,9 @@
 
 #include "launcher/process/guardian.h"
 #include "launcher/process/process_stat.h"
-#include "launcher/text/split.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -19,9 +19,9 @@
 #include "launcher/hardware/small_files.h"
 #include "launcher/process/process_stat.h"
 #include "launcher/text/line_splitter.h"
-#include "launcher/text/split.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -8,9 +8,9 @@
 
 #include <fmt/format.h>
 
-#include "launcher/text/rank_ranges.h"
 #include "rendezvous/base/clock.h"
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 namespace {

@@ -14,10 +14,9 @@
 #include "launcher/report/kernel_log.h"
 #include "launcher/text/json_fields.h"
 #include "launcher/text/node_message.h"
-#include "launcher/text/rank_ranges.h"
 #include "launcher/text/seconds_text.h"
-#include "launcher/text/split.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {

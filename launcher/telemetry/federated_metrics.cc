@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
-#include "launcher/text/split.h"
 #include "rendezvous/base/metrics_text.h"
+#include "rendezvous/base/split.h"
 
 namespace muster::launcher {
 namespace {

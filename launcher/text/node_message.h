@@ -17,9 +17,9 @@
 #include <muster/result.h>
 
 #include "launcher/text/line_splitter.h"
-#include "launcher/text/split.h"
 #include "rendezvous/base/archive.h"
 #include "rendezvous/base/fail.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {

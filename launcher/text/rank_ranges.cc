@@ -6,9 +6,9 @@
 #include <climits>
 #include <fmt/format.h>
 
-#include "launcher/text/split.h"
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/env.h"
+#include "rendezvous/base/split.h"
 
 namespace muster::launcher {
 namespace {
@@ -22,23 +22,6 @@ std::optional<Std> to_std(std::string_view text) {
 }
 
 }  // namespace
-
-std::string to_ranges(std::span<const int> sorted) {
-  std::string out;
-  for (std::size_t i = 0; i < sorted.size();) {
-    std::size_t last = i;
-    while (last + 1 < sorted.size() && std::int64_t{sorted[last + 1]} - sorted[last] == 1) ++last;
-    if (!out.empty()) out += ',';
-    out += last == i ? fmt::format("{}", sorted[i]) : fmt::format("{}-{}", sorted[i], sorted[last]);
-    i = last + 1;
-  }
-  return out;
-}
-
-std::string numbered(std::string_view noun, std::vector<int> numbers) {
-  std::ranges::sort(numbers);
-  return fmt::format("{}{} {}", noun, numbers.size() == 1 ? "" : "s", to_ranges(numbers));
-}
 
 std::optional<std::vector<int>> parse_ranges(std::string_view text, int most) {
   std::vector<int> out;

@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges of numbers as text: "0-2,5" for {0, 1, 2, 5}. Ranks, CPUs (the kernel's list format, cpuset(7)),
-// GPUs and exit codes are written and read so. Pure.
+// Ranges of numbers, as to_ranges() of base/text.h writes them: "0-2,5" for {0, 1, 2, 5}. Ranks, CPUs (the
+// kernel's list format, cpuset(7)), GPUs and exit codes are read so. Pure.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include <muster/result.h>
 
 namespace muster::launcher {
-
-/// `sorted`: each once.
-[[nodiscard]] std::string to_ranges(std::span<const int> sorted);
-
-/// "rank 3", "ranks 0-2,5", of `numbers` in any order.
-[[nodiscard]] std::string numbered(std::string_view noun, std::vector<int> numbers);
 
 /// The numbers, sorted, each once; blanks and a newline at the end are allowed, and the empty text is the
 /// empty list. Nothing: not such a list, a number beyond `most`, or more than 65,536 numbers.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "rendezvous/base/fail.h"
+#include "rendezvous/base/split.h"
 
 namespace muster {
 
@@ -50,11 +51,9 @@ Result<std::int64_t> parse_integer(std::string_view name, std::string_view text,
 
 Result<std::vector<int>> parse_integers(std::string_view name, std::string_view text, int min, int max) {
   std::vector<int> out;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::string_view number = text.substr(begin, text.find(',', begin) - begin);
+  for (const std::string_view number : split(text, ',')) {
     MUSTER_TRY(const std::int64_t value, parse_integer(name, number, min, max));
     out.push_back(static_cast<int>(value));
-    begin += number.size() + 1;
   }
   return out;
 }

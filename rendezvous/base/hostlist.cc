@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/fail.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/base/text.h"
 
 namespace muster {
@@ -66,11 +67,9 @@ Result<void> append_names(std::string begun, std::string_view rest, std::string_
   }
   const auto close = rest.find(']', open);
   if (close == std::string_view::npos) return refuse(entry, "] is missing");
-  std::string_view ranges = rest.substr(open + 1, close - open - 1);
+  const std::string_view ranges = rest.substr(open + 1, close - open - 1);
   if (ranges.find('[') != std::string_view::npos) return refuse(entry, kWhatBracketsHold);
-  for (bool more = true; more;) {
-    const auto comma = ranges.find(',');
-    const std::string_view range = ranges.substr(0, comma);
+  for (const std::string_view range : split(ranges, ',')) {
     const auto dash = range.find('-');
     const std::string_view digits = range.substr(0, dash);
     MUSTER_TRY(const std::uint64_t first, parse_number(digits, entry));
@@ -79,8 +78,6 @@ Result<void> append_names(std::string begun, std::string_view rest, std::string_
     for (std::uint64_t number = first; number <= last; ++number)
       MUSTER_OK(append_names(fmt::format("{}{:0{}}", begun, number, digits.size()), rest.substr(close + 1),
                              entry, out));
-    more = comma != std::string_view::npos;
-    if (more) ranges.remove_prefix(comma + 1);
   }
   return {};
 }

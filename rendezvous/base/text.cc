@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/base/text.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace muster {
@@ -43,6 +45,23 @@ std::string one_line(std::string_view text, std::size_t max_bytes) {
 
 std::string counted(std::uint64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+std::string to_ranges(std::span<const int> sorted, std::string_view separator) {
+  std::string out;
+  for (std::size_t i = 0; i < sorted.size();) {
+    std::size_t last = i;
+    while (last + 1 < sorted.size() && std::int64_t{sorted[last + 1]} - sorted[last] == 1) ++last;
+    if (!out.empty()) out += separator;
+    out += last == i ? fmt::format("{}", sorted[i]) : fmt::format("{}-{}", sorted[i], sorted[last]);
+    i = last + 1;
+  }
+  return out;
+}
+
+std::string numbered(std::string_view noun, std::vector<int> numbers, std::string_view separator) {
+  std::ranges::sort(numbers);
+  return fmt::format("{}{} {}", noun, numbers.size() == 1 ? "" : "s", to_ranges(numbers, separator));
 }
 
 std::string endpoint_text(std::string_view host, std::uint16_t port) {

@@ -5,8 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace muster {
 
@@ -20,6 +22,13 @@ namespace muster {
 
 /// "1 node", "3 nodes". `noun`: in the singular; its plural ends in s.
 [[nodiscard]] std::string counted(std::uint64_t count, std::string_view noun);
+
+/// "0-2,5" for {0, 1, 2, 5}. `sorted`: each once.
+[[nodiscard]] std::string to_ranges(std::span<const int> sorted, std::string_view separator = ",");
+
+/// "rank 3", "ranks 0-2,5", of `numbers` in any order.
+[[nodiscard]] std::string numbered(std::string_view noun, std::vector<int> numbers,
+                                   std::string_view separator = ",");
 
 /// "host:port", "[v6]:port"
 [[nodiscard]] std::string endpoint_text(std::string_view host, std::uint16_t port);

@@ -69,18 +69,6 @@ std::string explain_held_back(const Round& round, const Node& node, Instant now)
   return eligible(round, node, now) ? "" : "failed and is not used for a while";
 }
 
-std::string ranges_text(const std::vector<int>& ascending) {
-  std::string out;
-  for (std::size_t i = 0; i < ascending.size();) {
-    std::size_t end = i;
-    while (end + 1 < ascending.size() && ascending[end + 1] == ascending[end] + 1) ++end;
-    if (!out.empty()) out += ", ";
-    out += end == i ? fmt::format("{}", ascending[i]) : fmt::format("{}-{}", ascending[i], ascending[end]);
-    i = end + 1;
-  }
-  return out;
-}
-
 WaitingReason explain(const Round& round, const Settings& settings, Instant now) {
   WaitingReason out;
   out.min_nodes = settings.min_nodes;
@@ -99,7 +87,7 @@ WaitingReason explain(const Round& round, const Settings& settings, Instant now)
   for (const Line& line : find_obstacles(round, now)) add(fmt::format("{} {}", line.name, line.text));
   // A short list only: at the beginning nearly all are missing.
   if (const auto missing = missing_orders(round, settings); !missing.empty() && missing.size() <= 16)
-    add(fmt::format("node rank{} {} never connected", missing.size() == 1 ? "" : "s", ranges_text(missing)));
+    add(numbered("node rank", missing, ", ") + " never connected");
   return out;
 }
 
@@ -165,7 +153,7 @@ std::string timeout_report(const Round& round, const Settings& settings, Instant
   if (lines > kMaxLines) out += fmt::format("\n  and {} more", lines - kMaxLines);
   std::string missing;
   if (const auto orders = missing_orders(round, settings); !orders.empty())
-    missing = fmt::format("node rank{} {}", orders.size() == 1 ? "" : "s", ranges_text(orders));
+    missing = numbered("node rank", orders, ", ");
   else if (const auto unknown = settings.min_nodes - reason.present - static_cast<int>(lines); unknown > 0)
     missing = counted(unknown, "node");
   if (!missing.empty())

@@ -39,7 +39,4 @@ inline constexpr std::size_t kMaxDetails = 8;
 /// it reached and the last error.
 [[nodiscard]] std::string timeout_report(const Round& round, const Settings& settings, Instant now);
 
-/// "0, 3-5, 9"
-[[nodiscard]] std::string ranges_text(const std::vector<int>& ascending);
-
 }  // namespace muster::membership

@@ -12,6 +12,8 @@
 #include <fmt/ranges.h>
 #include <openssl/crypto.h>
 
+#include "rendezvous/base/split.h"
+
 namespace muster::net {
 namespace {
 
@@ -27,12 +29,8 @@ bool equal(std::string_view a, std::string_view b) {
 }
 
 std::string_view cookie_value(std::string_view cookies, std::string_view name) {
-  while (!cookies.empty()) {
-    std::string_view pair = cookies.substr(0, cookies.find(';'));
-    cookies.remove_prefix(std::min(cookies.size(), pair.size() + 1));
-    pair.remove_prefix(std::min(pair.find_first_not_of(' '), pair.size()));
-    if (pair.starts_with(name) && pair.substr(name.size(), 1) == "=") return pair.substr(name.size() + 1);
-  }
+  for (std::string_view pair : split(cookies, ';'))
+    if (trimmed(take_front(pair, '=')) == name) return pair;
   return {};
 }
 

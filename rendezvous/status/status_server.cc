@@ -25,6 +25,7 @@
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/fail.h"
 #include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/split.h"
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/net/awaitable.h"
 
@@ -85,9 +86,7 @@ void StatusStream::finish() const {
 }
 
 std::optional<std::string> query_value(std::string_view query, std::string_view name) {
-  while (!query.empty()) {
-    const std::string_view pair = query.substr(0, query.find('&'));
-    query.remove_prefix(std::min(query.size(), pair.size() + 1));
+  for (const std::string_view pair : split(query, '&')) {
     if (!pair.starts_with(name) || pair.substr(name.size(), 1) != "=") continue;
     const std::string_view value = pair.substr(name.size() + 1);
     std::string out;

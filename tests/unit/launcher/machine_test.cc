@@ -9,6 +9,8 @@
 #include "launcher/hardware/gpus.h"
 #include "launcher/hardware/nvml.h"
 #include "launcher/hardware/topology.h"
+#include "launcher/text/rank_ranges.h"
+#include "rendezvous/base/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/fieldwise.h"
 #include "tests/support/synthetic_topology.h"

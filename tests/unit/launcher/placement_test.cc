@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/hardware/placement.h"
 
+#include "launcher/text/rank_ranges.h"
+#include "rendezvous/base/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/fieldwise.h"
 #include "tests/support/synthetic_topology.h"

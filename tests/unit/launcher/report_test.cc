@@ -5,7 +5,7 @@
 #include <climits>
 
 #include "launcher/report/job_report.h"
-#include "launcher/text/rank_ranges.h"
+#include "rendezvous/base/text.h"
 #include "tests/support/catch.h"
 #include "tests/support/fieldwise.h"
 
@@ -135,9 +135,10 @@ TEST_CASE("the one line says who, where, how and why") {
 }
 
 TEST_CASE("runs of numbers are shown as ranges") {
-  REQUIRE(to_ranges(std::vector{0, 1, 2, 5, 7, 8}) == "0-2,5,7-8");
-  REQUIRE(to_ranges(std::vector<int>{}).empty());
-  REQUIRE(to_ranges(std::vector{INT_MIN, INT_MAX - 1, INT_MAX}) == "-2147483648,2147483646-2147483647");
+  REQUIRE(muster::to_ranges(std::vector{0, 1, 2, 5, 7, 8}) == "0-2,5,7-8");
+  REQUIRE(muster::to_ranges(std::vector<int>{}).empty());
+  REQUIRE(muster::to_ranges(std::vector{INT_MIN, INT_MAX - 1, INT_MAX}) ==
+          "-2147483648,2147483646-2147483647");
 }
 
 TEST_CASE("error files of @record are understood in both forms, and others are shown as they are") {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace muster::launcher {
+namespace muster {
 
 /// What stands between the separators: one entry for a text without any, also for the empty one.
 [[nodiscard]] inline std::vector<std::string_view> split(std::string_view text, char separator) {
@@ -34,4 +34,4 @@ inline std::string_view take_front(std::string_view& rest, char separator) {
   return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
 }
 
-}  // namespace muster::launcher
+}  // namespace muster
