@@ -8,8 +8,8 @@
 
 #include "launcher/ctl/commands.h"
 #include "launcher/progress/progress_sample.h"
+#include "rendezvous/base/process_usage.h"
 #include "rendezvous/base/text.h"
-#include "rendezvous/status/process_usage.h"
 
 namespace muster::launcher {
 
@@ -17,16 +17,16 @@ namespace {
 
 struct RankView {
   std::string state;  // running, blocked (in the kernel), paused (by a signal) or ended
-  std::optional<ProcessUsage> usage;
+  std::optional<ProcessStat> usage;
   std::string progress;  // "epoch 2 step 140/15000 all_reduce"; empty: not known
 };
 
 RankView look_at(const JobRecord& entry, const JobRecord::Worker& worker) {
   RankView out;
   out.state = "ended";
-  auto usage = read_process_usage(worker.pid);
+  auto usage = read_process_stat(worker.pid);
   // Whoever has its number since then is no child of this agent.
-  if (usage && usage->parent == entry.pid && usage->state != 'Z' && usage->state != 'X') {
+  if (usage && usage->parent == entry.pid && !usage->ended()) {
     out.state = usage->state == 'D'                          ? "blocked"
                 : usage->state == 'T' || usage->state == 't' ? "paused"
                                                              : "running";

@@ -11,6 +11,7 @@
 
 #include "launcher/process/process_stat.h"
 #include "launcher/text/line_splitter.h"
+#include "rendezvous/base/process_usage.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "launcher/process/process_stat.h"
 #include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {

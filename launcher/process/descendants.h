@@ -16,8 +16,8 @@
 #include <sys/types.h>
 #include <vector>
 
-#include "launcher/process/process_stat.h"
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/process_usage.h"
 
 namespace muster::launcher {
 

@@ -11,9 +11,9 @@
 #include <fmt/format.h>
 
 #include "launcher/hardware/small_files.h"
-#include "launcher/process/process_stat.h"
 #include "launcher/text/json_fields.h"
 #include "rendezvous/base/fail.h"
+#include "rendezvous/base/process_usage.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/unique_fd.h"
 

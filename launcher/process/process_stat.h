@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernel shows of a process: the fields of /proc/PID/stat that the launcher reads, and the title
-// that ps, top and pkill -f show. And what is done to a process by its pidfd: signal, wait, reap. Source:
-// proc_pid_stat(5), prctl(2), pidfd_open(2).
+// Processes by number: lists of them, and the title that ps, top and pkill -f show. And what is done to a
+// process by its pidfd: signal, wait, reap. Source: prctl(2), pidfd_open(2).
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <signal.h>
 #include <string>
@@ -16,20 +14,6 @@
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
-
-struct ProcessStat {
-  pid_t pid = 0;
-  std::string name;
-  pid_t parent = 0;
-  char state = '?';
-  std::uint64_t start_ticks = 0;                          // since boot
-  std::uintptr_t arguments_begin = 0, arguments_end = 0;  // in its memory; 0: not shown
-
-  [[nodiscard]] bool ended() const { return state == 'Z' || state == 'X'; }
-};
-
-/// Of the process' first thread, or of another one. Nothing: there is none. 0: this process.
-[[nodiscard]] std::optional<ProcessStat> read_process_stat(pid_t pid, pid_t thread = 0);
 
 /// The numbers in a list of the kernel's, with blanks or line ends between them.
 [[nodiscard]] std::vector<pid_t> parse_pids(std::string_view text);

@@ -21,6 +21,7 @@
 #include "launcher/text/line_splitter.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/process_usage.h"
 #include "rendezvous/base/split.h"
 #include "rendezvous/base/syscall.h"
 

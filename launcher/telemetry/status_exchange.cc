@@ -13,7 +13,7 @@
 #include "launcher/telemetry/federated_metrics.h"
 #include "launcher/text/node_message.h"
 #include "rendezvous/base/fail.h"
-#include "rendezvous/status/process_usage.h"
+#include "rendezvous/base/process_usage.h"
 
 namespace muster::launcher {
 namespace {
@@ -138,7 +138,7 @@ RankStatus StatusExchange::look_at(const WorkerStatus& worker, Worker& known, In
   out.pid = worker.pid;
   out.state = static_cast<std::int32_t>(worker.state);
   const bool running = worker.state == WorkerState::kRunning;
-  if (const auto usage = running ? read_process_usage(worker.pid) : std::nullopt) {
+  if (const auto usage = running ? read_process_stat(worker.pid) : std::nullopt) {
     out.resident_bytes = static_cast<double>(usage->resident_bytes);
     out.cpu_s = usage->cpu_seconds;
     out.threads = usage->threads;

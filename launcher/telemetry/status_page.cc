@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "rendezvous/base/env.h"
-#include "rendezvous/status/process_usage.h"
+#include "rendezvous/base/process_usage.h"
 
 namespace muster::launcher {
 

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/metrics_text.h"
-#include "rendezvous/status/process_usage.h"
+#include "rendezvous/base/process_usage.h"
 #include "rendezvous/wal/state_log.h"
 
 namespace muster::net {

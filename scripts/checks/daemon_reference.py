@@ -34,7 +34,7 @@ def options():
 
 def metrics():
     """(name, kind, labels, meaning) of each family of metrics. The labels are those of the samples that follow its name."""
-    for path in ("rendezvous/status/daemon_metrics.cc", "rendezvous/status/process_usage.cc"):
+    for path in ("rendezvous/status/daemon_metrics.cc", "rendezvous/base/process_usage.cc"):
         text = re.sub(r'"\s*"', "", (ROOT / path).read_text(encoding="utf-8"))
         _, *families = re.split(r'\b(gauge|counter|family|each)\("(\w+)",', text)
         for call, name, rest in zip(families[::3], families[1::3], families[2::3]):

@@ -15,7 +15,7 @@
 #include <boost/asio/io_context.hpp>
 
 #include "rendezvous/base/metrics_text.h"
-#include "rendezvous/status/process_usage.h"
+#include "rendezvous/base/process_usage.h"
 #include "rendezvous/status/status_server.h"
 
 namespace {

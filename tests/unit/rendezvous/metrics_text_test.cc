@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "rendezvous/status/process_usage.h"
+#include "rendezvous/base/process_usage.h"
 #include "tests/support/catch.h"
 
 using namespace muster;
@@ -57,7 +57,14 @@ TEST_CASE("a process' line is read whatever its name is") {
       "1";
   const auto usage = parse_process_stat(line, 100, 4096);
   REQUIRE(usage);
-  CHECK(*usage == ProcessUsage{'R', 12, 9, 3.0, 10.0, 3 * 4096});
+  CHECK(usage->pid == 77);
+  CHECK(usage->name == "a) b (c");
+  CHECK(usage->state == 'R');
+  CHECK(usage->parent == 12);
+  CHECK(usage->threads == 9);
+  CHECK(usage->cpu_seconds == 3.0);
+  CHECK(usage->start_ticks == 1000);
+  CHECK(usage->resident_bytes == 3 * 4096);
   for (const std::string_view bad : {"", "77 (x", "77 (x) R", "77 (x) R x 77", "77 (x) R -1 1 1 1"})
     CHECK_FALSE(parse_process_stat(bad, 100, 4096));
   for (std::size_t i = 0; i < line.size() - 29; ++i)
@@ -65,12 +72,12 @@ TEST_CASE("a process' line is read whatever its name is") {
 }
 
 TEST_CASE("this process has memory, time and a parent") {
-  const auto self = read_process_usage(::getpid());
+  const auto self = read_process_stat(::getpid());
   REQUIRE(self);
   CHECK(self->parent == ::getppid());
   CHECK(self->resident_bytes > 100'000);
   CHECK(self->threads >= 1);
-  CHECK_FALSE(read_process_usage(-1));
+  CHECK_FALSE(read_process_stat(-1));
   MetricsText out;
   put_process_metrics(out);
   CHECK_THAT(out.take(), Catch::Contains("\nprocess_resident_memory_bytes ") &&
