@@ -79,7 +79,7 @@ std::unique_ptr<net::CoordinatorHost> make_host(asio::io_context& io, const Job&
   options.heartbeat_interval = elastic.heartbeat_interval;
   options.connect_timeout = elastic.connect_timeout;
   options.reconnect_timeout = elastic.reconnect_for;
-  return std::make_unique<etcd::Coordinator>(io, std::move(options), log);
+  return etcd::make_coordinator(io, std::move(options), log);
 }
 
 /// What an agent logs about what it waits for: nothing in the first seconds, then each new reason, with the

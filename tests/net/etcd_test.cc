@@ -159,7 +159,7 @@ struct Agent : Site {
       if (!known) error = known.error();
     };
     callbacks.lost = [this](const Error& why) { error = why; };
-    coordinator.emplace(loop, options, log);
+    coordinator = etcd::make_coordinator(loop, options, log);
     coordinator->start(std::move(callbacks));
   }
   // As an etcd does that has nothing but this agent's keys, and `state`.
@@ -216,7 +216,7 @@ struct Agent : Site {
   };
   bool located = false;
   std::optional<Error> error;
-  std::optional<etcd::Coordinator> coordinator;
+  std::unique_ptr<net::CoordinatorHost> coordinator;
 };
 
 }  // namespace
