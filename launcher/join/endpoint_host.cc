@@ -20,7 +20,7 @@
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/dial.h"
-#include "rendezvous/net/port_owner.h"
+#include "rendezvous/net/listener.h"
 #include "rendezvous/server/rendezvous_server.h"
 
 namespace muster::launcher {

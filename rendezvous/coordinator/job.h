@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Job: one job of a coordinator: its rules, its round, whose connections are there and what they have heard;
-// and JobsEffects, what its agents are to be sent. Values; owned by Jobs, read by job_query.h. One thread.
+// and JobsEffects, what its agents are to be sent. Values; owned by Jobs. One thread.
 // Nothing here fails.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -109,5 +110,17 @@ bool forward(const Job& job, const membership::NodeId& from, const control::Mess
              JobsEffects& effects);
 /// An empty part of the report: whoever gathers it need not wait for this node.
 void notify_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects);
+
+// What somebody who looks in (musterctl jobs) learns of a job and its nodes, as messages of control.h
+// (job_query.cc). Pure; texts are cut short.
+
+/// The host behind a connection, as it is seen from here.
+using AddressOf = std::function<std::string(ConnectionId)>;
+
+[[nodiscard]] control::JobState describe_job(const Job& job, Instant now);
+/// kMaxQueryEntries nodes at most, from number `from` on; `over` gets how many there are and where to go on.
+[[nodiscard]] std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from, Instant now,
+                                                           const AddressOf& address_of,
+                                                           control::QueryEnd& over);
 
 }  // namespace muster

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/coordinator/job_query.h"
-
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
 
 #include "rendezvous/base/key_map.h"
+#include "rendezvous/coordinator/job.h"
 
 namespace muster {
 

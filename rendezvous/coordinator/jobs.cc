@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/text.h"
-#include "rendezvous/coordinator/job_query.h"
 
 namespace muster {
 

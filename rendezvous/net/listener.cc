@@ -14,7 +14,6 @@
 #include "rendezvous/base/resolve.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/net/endpoint.h"
-#include "rendezvous/net/port_owner.h"
 
 namespace muster::net {
 namespace {

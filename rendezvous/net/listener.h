@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <muster/result.h>
@@ -27,6 +28,13 @@ struct Listener {
 /// later.
 [[nodiscard]] Result<Listener> open_listener(const std::string& host, std::uint16_t port,
                                              bool name_owner = true);
+
+/// The end of an error's text: "; the port is held by pid 1234 (python3 train.py); end that process or ...".
+/// `address`: numeric, where one would listen; empty: everywhere. A socket on the same port of another
+/// address is in nobody's way. Of several that are the first three. `known_to_others`: the port cannot be
+/// chosen by the kernel. Thread-safe. (port_owner.cc)
+[[nodiscard]] std::string busy_port_advice(std::string_view address, std::uint16_t port,
+                                           bool known_to_others = false);
 
 /// One socket for each of `addresses`, at one port. An address that this host has not, or not yet, is left
 /// out as long as there is another.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rendezvous/net/port_owner.h"
-
+// Who listens on a TCP port of this host, for error texts: /proc/net/tcp{,6} gives the socket, /proc/*/fd its
+// holder. Processes of other users are found only by root.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +13,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/text.h"
+#include "rendezvous/net/listener.h"
 
 namespace muster::net {
 namespace {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "rendezvous/coordinator/job_query.h"
+#include "rendezvous/coordinator/job.h"
 #include "rendezvous/status/daemon_metrics.h"
 #include "rendezvous/status/status_server.h"
 
