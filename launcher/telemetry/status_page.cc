@@ -20,7 +20,6 @@ std::ptrdiff_t count(const AgentStatus& status, WorkerState state) {
 constexpr Millis kFresh{100};
 constexpr Millis kTick{1'000};
 constexpr Millis kFirstAnswer{1'500};  // for the other nodes' first status
-constexpr std::string_view kPlainText = "text/plain; charset=utf-8";
 
 struct WorkerMetric {
   std::string_view name;
@@ -106,13 +105,9 @@ void put_counts(MetricsText& out, const AgentStatus& status) {
   out.summary(status.restarts);
 }
 
-net::StatusReply plain(int status, std::string text) {
-  return {.status = status, .type = kPlainText, .body = std::move(text)};
-}
-
 net::StatusReply elsewhere(const Assignment& here) {
-  return plain(404,
-               fmt::format("this is node {}; node 0 serves what is of the whole job\n", here.group_rank));
+  return net::plain_reply(
+      404, fmt::format("this is node {}; node 0 serves what is of the whole job\n", here.group_rank));
 }
 
 }  // namespace
@@ -216,7 +211,8 @@ std::optional<net::StatusReply> StatusPage::answer(const net::StatusRequest& req
     }};
   }
   if (request.path != "/api/events")
-    return plain(404, "there are /, /api/status, /api/events, /api/log, /federate, /healthz and /metrics\n");
+    return net::plain_reply(
+        404, "there are /, /api/status, /api/events, /api/log, /federate, /healthz and /metrics\n");
   return net::StatusReply{.type = "text/event-stream", .stream = [this](const net::StatusStream& stream) {
                             exchange_.look();
                             stream.send(fmt::format("data: {}\n\n", json()));
@@ -232,17 +228,17 @@ net::StatusReply StatusPage::log(const net::StatusRequest& request) {
   };
   const auto rank = number("rank", -1);
   const auto lines = number("lines", 200);
-  if (!rank || !lines || *rank < 0) return plain(400, "/api/log?rank=R&lines=N: two numbers\n");
+  if (!rank || !lines || *rank < 0) return net::plain_reply(400, "/api/log?rank=R&lines=N: two numbers\n");
   const LogRequest asked{0, static_cast<std::int32_t>(*rank), static_cast<std::int32_t>(*lines),
                          net::query_value(request.query, "stream").value_or("") == "stderr"};
   return {.later = [this, asked](std::function<void(net::StatusReply)> respond) {
     exchange_.read_log(asked, [respond = std::move(respond)](Result<std::string> text) {
-      if (text) return respond(plain(200, *std::move(text)));
+      if (text) return respond(net::plain_reply(200, *std::move(text)));
       const bool late = text.error().code == ErrorCode::kTimeout;
-      respond(plain(late                                        ? 504
-                    : text.error().code == ErrorCode::kNotFound ? 404
-                                                                : 503,
-                    text.error().message + '\n'));
+      respond(net::plain_reply(late                                        ? 504
+                               : text.error().code == ErrorCode::kNotFound ? 404
+                                                                           : 503,
+                               text.error().message + '\n'));
     });
   }};
 }

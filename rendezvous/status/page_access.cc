@@ -34,10 +34,6 @@ std::string_view cookie_value(std::string_view cookies, std::string_view name) {
   return {};
 }
 
-StatusReply refused(int status, std::string text) {
-  return {.status = status, .type = "text/plain; charset=utf-8", .body = std::move(text)};
-}
-
 }  // namespace
 
 std::string page_token(const auth::Secret& secret, std::string_view page) {
@@ -62,8 +58,8 @@ PageAccess::PageAccess(std::string listening, std::string host) : listening_(std
 
 std::optional<StatusReply> PageAccess::refusal(const StatusRequest& request) const {
   if (!is_own_host(request.host, listening_, names_))
-    return refused(403,
-                   fmt::format("nothing is served under this name; ask for it at http://{}/\n", listening_));
+    return plain_reply(
+        403, fmt::format("nothing is served under this name; ask for it at http://{}/\n", listening_));
   if (token_.empty()) return std::nullopt;
   constexpr std::string_view kBearer = "Bearer ";
   const std::string asked = query_value(request.query, "token").value_or("");
@@ -72,7 +68,7 @@ std::optional<StatusReply> PageAccess::refusal(const StatusRequest& request) con
   if (equal(asked, token_) || equal(bearer, token_) ||
       equal(cookie_value(request.cookie, cookie_name()), token_))
     return std::nullopt;
-  return refused(401, "this needs the token that was printed with the page's address at the start\n");
+  return plain_reply(401, "this needs the token that was printed with the page's address at the start\n");
 }
 
 StatusReply PageAccess::page(const StatusRequest& request, std::string html, Scripts scripts) const {

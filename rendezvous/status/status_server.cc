@@ -39,7 +39,6 @@ using boost::system::error_code;
 using Descriptor = asio::posix::stream_descriptor;
 using Response = http::response<http::string_body>;
 
-constexpr std::string_view kPlainText = "text/plain; charset=utf-8";
 constexpr std::size_t kMaxHeadBytes = 8192;
 // After the answer: a close with something unread would be a reset, which may overtake the answer.
 constexpr Millis kDrainTimeout{1'000};
@@ -85,6 +84,10 @@ void StatusStream::finish() const {
   connection->wake.cancel();
 }
 
+StatusReply plain_reply(int status, std::string text) {
+  return {.status = status, .type = "text/plain; charset=utf-8", .body = std::move(text)};
+}
+
 std::optional<std::string> query_value(std::string_view query, std::string_view name) {
   for (const std::string_view pair : split(query, '&')) {
     if (!pair.starts_with(name) || pair.substr(name.size(), 1) != "=") continue;
@@ -123,7 +126,7 @@ Response response_of(const StatusReply& reply) {
 }
 
 StatusReply plain(http::status status, std::string text) {
-  return {.status = static_cast<int>(status), .type = kPlainText, .body = std::move(text)};
+  return plain_reply(static_cast<int>(status), std::move(text));
 }
 
 }  // namespace
@@ -349,12 +352,8 @@ Result<StatusAddress> parse_status_address(std::string_view text) {
   };
   StatusAddress out;
   const auto colon = text.rfind(':');
-  std::string_view port = text;
-  std::string_view host;
-  if (colon != std::string_view::npos) {
-    host = text.substr(0, colon);
-    port = text.substr(colon + 1);
-  }
+  const std::string_view port = text.substr(colon + 1);  // npos + 1: all of it
+  std::string_view host = colon == std::string_view::npos ? "" : text.substr(0, colon);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']')
     host = host.substr(1, host.size() - 2);
   else if (host.find(':') != std::string_view::npos)

@@ -66,6 +66,9 @@ struct StatusReply {
   std::function<void(std::function<void(StatusReply)>)> later = nullptr;
 };
 
+/// As text/plain.
+[[nodiscard]] StatusReply plain_reply(int status, std::string text);
+
 struct StatusServerOptions {
   std::size_t max_connections = 32;
   std::size_t max_streams = 16;   ///< of these
