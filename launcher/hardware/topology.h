@@ -6,7 +6,6 @@
 // Source: hwloc 2 manual; set_mempolicy(2).
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include <muster/result.h>

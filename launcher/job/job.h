@@ -3,7 +3,6 @@
 // job_plan.h and the agent, read by everything else in launcher/. No behaviour here.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -19,7 +19,7 @@
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/net/dial.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/server/rendezvous_server.h"
 
@@ -76,7 +76,7 @@ class EndpointHost final : public net::CoordinatorHost {
 
   [[nodiscard]] std::uint16_t port() const override { return port_; }
   [[nodiscard]] std::string title() const override {
-    const std::string endpoint = net::endpoint_text(job_.elastic.endpoint_host, port_);
+    const std::string endpoint = endpoint_text(job_.elastic.endpoint_host, port_);
     return job_.elastic.ranks_given ? fmt::format("{} (node 0)", endpoint) : endpoint;
   }
 
@@ -172,7 +172,7 @@ class EndpointHost final : public net::CoordinatorHost {
   }
 
   [[nodiscard]] Result<void> publish() {
-    const std::string endpoint = net::endpoint_text(job_.elastic.endpoint_host, port_);
+    const std::string endpoint = endpoint_text(job_.elastic.endpoint_host, port_);
     if (job_.elastic.endpoint_port == 0)
       log_.warning(
           fmt::format("the coordinator of job {} listens; start the other nodes with "

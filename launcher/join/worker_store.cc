@@ -8,7 +8,7 @@
 
 #include "launcher/network/listening.h"
 #include "rendezvous/base/fail.h"
-#include "rendezvous/net/dial.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 namespace {
@@ -100,7 +100,7 @@ void WorkerStore::look_for_first_node() {
                          first, unreachable_text(answer.error(), first)));
     const std::string interface = interface_of(own_, answer->local_address);
     log_.info(fmt::format("{} answers at {} from {} ({})", first,
-                          net::endpoint_text(answer->address, assignment_.master_port), answer->local_address,
+                          endpoint_text(answer->address, assignment_.master_port), answer->local_address,
                           interface.empty() ? "unknown interface" : interface));
     finish(Location{answer->address, assignment_.master_port, interface});
   });

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "rendezvous/net/dial.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 
@@ -97,7 +97,7 @@ std::optional<std::string> unauthenticated_access(const Job& job) {
   if (elastic.proves && elastic.store_proxy) return std::nullopt;
   const std::string place = elastic.endpoint_port == 0
                                 ? elastic.endpoint_host
-                                : net::endpoint_text(elastic.endpoint_host, elastic.endpoint_port);
+                                : endpoint_text(elastic.endpoint_host, elastic.endpoint_port);
   if (!elastic.proves)
     return fmt::format(
         "no secret is set (MUSTER_SECRET, --secret-file): whoever reaches {} can take part in this job",

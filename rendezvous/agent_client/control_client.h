@@ -19,7 +19,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include <boost/asio/ts/netfwd.hpp>
 

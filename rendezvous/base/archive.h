@@ -7,7 +7,6 @@
 // afterwards is empty.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>

@@ -13,7 +13,6 @@
 
 #include <boost/asio/io_context.hpp>
 
-#include "rendezvous/base/clock.h"
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/log.h"
 

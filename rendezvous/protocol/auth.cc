@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <initializer_list>
 #include <sys/random.h>
 #include <utility>

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <variant>
 
-#include "rendezvous/coordinator/membership.h"
+#include "rendezvous/protocol/world.h"
 #include "rendezvous/store/store_core.h"
 
 namespace muster {

@@ -2,7 +2,6 @@
 #include "rendezvous/status/daemon_metrics.h"
 
 #include <array>
-#include <string>
 #include <utility>
 
 #include <fmt/format.h>

@@ -17,7 +17,6 @@
 
 #include <muster/result.h>
 
-#include "rendezvous/base/clock.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/metrics_text.h"
 #include "rendezvous/wal/journal.h"
