@@ -27,8 +27,8 @@ GpuRelease::GpuRelease(boost::asio::io_context& io, GpuPaths paths, bool enabled
     : paths_(std::move(paths)), enabled_(enabled), output_(io), deadline_(io) {}
 
 void GpuRelease::add(const ProcessMark& mark, bool worker) {
-  const auto known = std::find_if(processes_.begin(), processes_.end(),
-                                  [&](const Process& process) { return process.mark.pid == mark.pid; });
+  const auto known =
+      std::ranges::find_if(processes_, [&](const Process& process) { return process.mark.pid == mark.pid; });
   if (known == processes_.end()) {
     processes_.push_back({mark, worker});
   } else if (known->mark != mark && !known->worker) {
@@ -50,8 +50,8 @@ void GpuRelease::look(const Descendants& descendants) {
 std::vector<std::string> GpuRelease::holds(const Nvml& nvml) const {
   std::vector<std::string> out;
   for (const GpuUse& use : gpu_uses(nvml)) {
-    const auto found = std::find_if(processes_.begin(), processes_.end(),
-                                    [&](const Process& our) { return our.mark.pid == use.pid; });
+    const auto found =
+        std::ranges::find_if(processes_, [&](const Process& our) { return our.mark.pid == use.pid; });
     if (found == processes_.end()) continue;
     const auto now = mark_of(use.pid);
     // The number may belong to another process by now.

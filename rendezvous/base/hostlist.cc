@@ -44,7 +44,7 @@ std::size_t entry_end(std::string_view text) {
 
 Result<std::uint64_t> parse_number(std::string_view text, std::string_view entry) {
   std::uint64_t value = 0;
-  if (text.empty() || text.size() > kMaxDigits || !std::all_of(text.begin(), text.end(), is_digit))
+  if (text.empty() || text.size() > kMaxDigits || !std::ranges::all_of(text, is_digit))
     return refuse(entry, kWhatBracketsHold);
   std::from_chars(text.data(), text.data() + text.size(), value);
   return value;
@@ -55,7 +55,7 @@ Result<void> append_names(std::string begun, std::string_view rest, std::string_
                           std::vector<std::string>& out) {
   const auto open = rest.find('[');
   const std::string_view text = rest.substr(0, open);
-  if (!std::all_of(text.begin(), text.end(), is_name_byte))
+  if (!std::ranges::all_of(text, is_name_byte))
     return refuse(entry, "a node name is made of letters, digits, '-', '_' and '.'");
   begun += text;
   if (begun.size() > kMaxHostName) return refuse(entry, "the name is too long");
@@ -90,7 +90,7 @@ Result<std::vector<std::string>> expand_hostlist(std::string_view text) {
     const std::size_t end = entry_end(text);
     const std::string_view entry = text.substr(0, end);
     if (entry.empty()) return refuse(entry, "empty");
-    if (static_cast<std::size_t>(std::count(entry.begin(), entry.end(), '[')) > kMaxHostBrackets)
+    if (static_cast<std::size_t>(std::ranges::count(entry, '[')) > kMaxHostBrackets)
       return refuse(entry, "too many brackets");
     MUSTER_OK(append_names({}, entry, entry, out));
     if (end == text.size()) return out;

@@ -124,8 +124,7 @@ class FileStore final : public Store {
   Result<std::int64_t> num_keys() override {
     return sticky(timeout(), LOCK_SH, [&](int fd) -> Result<std::int64_t> {
       MUSTER_OK(replay(fd));
-      return std::count_if(map_.begin(), map_.end(),
-                           [](const auto& entry) { return entry.first.starts_with('/'); });
+      return std::ranges::count_if(map_, [](const auto& entry) { return entry.first.starts_with('/'); });
     });
   }
 
@@ -195,8 +194,7 @@ class FileStore final : public Store {
   }
 
   std::span<const std::string>::iterator first_missing(std::span<const std::string> keys) const {
-    return std::find_if(keys.begin(), keys.end(),
-                        [&](const std::string& key) { return !map_.contains(regular(key)); });
+    return std::ranges::find_if(keys, [&](const std::string& key) { return !map_.contains(regular(key)); });
   }
 
   static Result<std::string> record(std::string_view full_key, std::string_view value) {

@@ -103,7 +103,7 @@ class HashStore final : public Store {
 
  private:
   bool all_present(std::span<const std::string> keys) const {
-    return std::all_of(keys.begin(), keys.end(), [&](const std::string& key) { return map_.contains(key); });
+    return std::ranges::all_of(keys, [&](const std::string& key) { return map_.contains(key); });
   }
 
   Result<void> wait_locked(std::unique_lock<std::mutex>& lock, std::span<const std::string> keys,

@@ -48,12 +48,11 @@ std::string cause_text(const membership::Cause& cause) {
 std::vector<std::string> reachable_addresses(const std::vector<std::string>& offered,
                                              const std::string& seen) {
   std::vector<std::string> out;
-  const bool has_others =
-      std::any_of(offered.begin(), offered.end(), [](auto& each) { return !is_loopback(each); });
-  const bool is_offered = std::find(offered.begin(), offered.end(), seen) != offered.end();
+  const bool has_others = std::ranges::any_of(offered, [](auto& each) { return !is_loopback(each); });
+  const bool is_offered = std::ranges::find(offered, seen) != offered.end();
   if (!seen.empty() && (!has_others || (is_offered && !is_loopback(seen)))) out.push_back(seen);
   for (const std::string& address : offered)
-    if (std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
+    if (std::ranges::find(out, address) == out.end()) out.push_back(address);
   return out;
 }
 
@@ -69,7 +68,7 @@ std::vector<ConnectionId> everybody(const Job& job) {
   std::vector<ConnectionId> out;
   out.reserve(job.connections.size());
   for (const auto& [node, connection] : job.connections) out.push_back(connection);
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 
@@ -182,8 +181,7 @@ bool forward(const Job& job, const membership::NodeId& from, const control::Mess
 
 void notify_no_report(const Job& job, const membership::NodeId& node, JobsEffects& effects) {
   const auto& slots = job.round.world.slots;
-  const auto slot =
-      std::find_if(slots.begin(), slots.end(), [&](const auto& each) { return each.node == node; });
+  const auto slot = std::ranges::find(slots, node, &membership::Slot::node);
   if (slot == slots.end()) return;
   control::Report none;
   none.generation = job.round.world.generation;

@@ -129,17 +129,16 @@ std::vector<control::Message> describe_nodes(const Job& job, std::uint64_t from,
     over.from_number = end->first;
     found.erase(end, found.end());
   }
-  std::sort(found.begin(), found.end());
+  std::ranges::sort(found);
 
   // Of the nodes that are here and could take a place, how many came before: without a look at all for each.
   std::vector<std::uint64_t> arrivals;
   for (const auto& [id, node] : round.nodes)
     if (node.connected && node.ready && membership::is_healthy(node.request))
       arrivals.push_back(node.arrival);
-  std::sort(arrivals.begin(), arrivals.end());
+  std::ranges::sort(arrivals);
   const auto num_before = [&](const Node& node) {
-    return static_cast<int>(std::lower_bound(arrivals.begin(), arrivals.end(), node.arrival) -
-                            arrivals.begin());
+    return static_cast<int>(std::ranges::lower_bound(arrivals, node.arrival) - arrivals.begin());
   };
   std::vector<control::Message> out;
   out.reserve(found.size());

@@ -26,11 +26,11 @@ bool sensible(const JobRecord& record) {
          record.restarts_used <= rules.max_restarts && sensible(record.progress.steps) &&
          (record.phase == Phase::kGathering || !record.progress.unnoted) && world.generation >= -1 &&
          world.generation <= kMaxGeneration && (record.phase != Phase::kRunning || !world.slots.empty()) &&
-         std::all_of(world.slots.begin(), world.slots.end(),
-                     [](const auto& slot) {
-                       return slot.ranks >= 1 && slot.ranks <= membership::kMaxRanksPerNode;
-                     }) &&
-         std::all_of(record.excluded.begin(), record.excluded.end(), [&](const auto& entry) {
+         std::ranges::all_of(world.slots,
+                             [](const auto& slot) {
+                               return slot.ranks >= 1 && slot.ranks <= membership::kMaxRanksPerNode;
+                             }) &&
+         std::ranges::all_of(record.excluded, [&](const auto& entry) {
            return entry.second.count() >= 0 && entry.second <= rules.cool_down;
          });
 }

@@ -41,8 +41,7 @@ struct JobRecord {
 
   /// A connection of a job that is over has gone, maybe once more; or that of a node which is left out.
   void has_gone(const membership::NodeId& node) {
-    if (gone.size() < world.slots.size() + known.size() &&
-        std::find(gone.begin(), gone.end(), node) == gone.end())
+    if (gone.size() < world.slots.size() + known.size() && std::ranges::find(gone, node) == gone.end())
       gone.push_back(node);
   }
 };

@@ -27,9 +27,9 @@ std::size_t size_of(const membership::Request& request) {
 
 // Nobody is here, and nobody is expected back within the members' grace.
 bool is_deserted(const Job& job) {
-  return job.connections.empty() && (job.round.phase == Phase::kClosed ||
-                                     std::all_of(job.round.nodes.begin(), job.round.nodes.end(),
-                                                 [](const auto& entry) { return entry.second.connected; }));
+  return job.connections.empty() &&
+         (job.round.phase == Phase::kClosed ||
+          std::ranges::all_of(job.round.nodes, [](const auto& entry) { return entry.second.connected; }));
 }
 
 // Whoever was here when the coordinator stopped is here yet as far as anybody knows: the job is no other's to
@@ -58,7 +58,7 @@ std::string disagreement_about_program(const Job& job, const membership::Request
 std::string disagreement_about_store(const Job& job, const membership::Request& request) {
   // Of a member that a restarted coordinator knows from its log alone, the port is not known.
   const auto& nodes = job.round.nodes;
-  const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const auto& entry) {
+  const auto found = std::ranges::find_if(nodes, [&](const auto& entry) {
     return entry.second.connected && entry.first != request.id && is_healthy(entry.second.request);
   });
   const bool proxies = request.master_port == 0;
@@ -508,7 +508,7 @@ JobRecord Jobs::record_of(const Job& job, Instant now) const {
                    [&](const membership::NodeId& node) { return job.connections.contains(node); });
     out.known.resize(kMaxKnown);
   }
-  std::sort(out.known.begin(), out.known.end());
+  std::ranges::sort(out.known);
   if (job.round.phase != membership::Phase::kClosed) return out;
   const auto note = [&](const membership::NodeId& node) {
     if (!job.connections.contains(node) && !job.awaited.contains(node)) out.gone.push_back(node);
@@ -693,7 +693,7 @@ std::vector<control::Message> Jobs::answer(const control::Query& question,
     std::move(nodes.begin(), nodes.end(), std::back_inserter(out));
     return out;
   }
-  std::sort(shown.begin(), shown.end(), [](const Job* a, const Job* b) { return a->name < b->name; });
+  std::ranges::sort(shown, {}, &Job::name);
   if (shown.size() > control::kMaxQueryEntries) {
     shown.resize(control::kMaxQueryEntries);
     over.more = true;

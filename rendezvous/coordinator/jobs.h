@@ -64,9 +64,7 @@ class EndedJobs {
     }
     entries_.insert_or_assign(name, std::move(entry));
     if (entries_.size() > kMost)
-      entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
-        return a.second.at < b.second.at;
-      }));
+      entries_.erase(std::ranges::min_element(entries_, {}, [](const auto& each) { return each.second.at; }));
   }
 
   [[nodiscard]] const KeyMap<Entry>& all() const { return entries_; }

@@ -66,7 +66,7 @@ Cause cause_of(Cause::Kind kind, const Node& node, std::string text) {
 /// On its machine, which therefore is not at fault. Asked for the first node that a generation loses only:
 /// this looks at all nodes, and a machine that dies takes all its agents along.
 bool has_another_agent(const Round& round, const Node& lost) {
-  return std::any_of(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
+  return std::ranges::any_of(round.nodes, [&](const auto& entry) {
     const Node& other = entry.second;
     return other.connected && other.request.id != lost.request.id &&
            machine_of(other.request) == machine_of(lost.request);
@@ -303,7 +303,7 @@ bool can_spare(const Round& round, const Settings& settings, const NodeId& id, I
     if (node.last_heard < now - settings.heartbeat_timeout / 2) return false;
     return node.ready ? eligible(round, node, now) : node.group_rank >= 0;
   };
-  return std::count_if(round.nodes.begin(), round.nodes.end(), counts) >= settings.min_nodes;
+  return std::ranges::count_if(round.nodes, counts) >= settings.min_nodes;
 }
 
 void stop(Round& round, std::string_view host, std::string_view reason, int exit_code) {
@@ -320,9 +320,9 @@ void note_join_failure(Round& round, JoinFailure failure) {
     return each.name == failure.name && each.unproven == unproven;
   });
   const auto alike = [&](const JoinFailure& each) { return each.unproven == unproven; };
-  const auto count = std::count_if(round.join_failures.begin(), round.join_failures.end(), alike);
+  const auto count = std::ranges::count_if(round.join_failures, alike);
   if (static_cast<std::size_t>(count) >= (unproven ? kMaxUnprovenJoinFailures : kMaxJoinFailures))
-    round.join_failures.erase(std::find_if(round.join_failures.begin(), round.join_failures.end(), alike));
+    round.join_failures.erase(std::ranges::find_if(round.join_failures, alike));
   round.join_failures.push_back(std::move(failure));
 }
 
@@ -348,9 +348,7 @@ std::optional<Outcome> find_silent(Round& round, const Settings& settings, Insta
   }
   if (out.nodes.empty()) return std::nullopt;
   // In join order, so that the first to blame does not depend on the hash table.
-  std::sort(out.nodes.begin(), out.nodes.end(), [&](const auto& a, const auto& b) {
-    return round.nodes.at(a.first).arrival < round.nodes.at(b.first).arrival;
-  });
+  std::ranges::sort(out.nodes, {}, [&](const auto& each) { return round.nodes.at(each.first).arrival; });
   for (const auto& [id, text] : out.nodes) lose_node(round, settings, round.nodes.at(id), text, now);
   return out;
 }
@@ -449,9 +447,8 @@ Outcome form(Round& round, const Settings& settings, Candidates candidates) {
 
 int num_eligible(const Round& round, Instant now) {
   if (round.excluded.empty()) return round.num_ready;
-  return static_cast<int>(std::count_if(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
-    return eligible(round, entry.second, now);
-  }));
+  return static_cast<int>(std::ranges::count_if(
+      round.nodes, [&](const auto& entry) { return eligible(round, entry.second, now); }));
 }
 
 // A node that has missed a heartbeat may be dead, above all a spare that nothing but its heartbeats vouches
@@ -480,7 +477,7 @@ Outcome form_of_the_living(Round& round, const Settings& settings, Instant now) 
 }
 
 bool all_members_eligible(const Round& round, Instant now) {
-  return std::all_of(round.world.slots.begin(), round.world.slots.end(), [&](const Slot& slot) {
+  return std::ranges::all_of(round.world.slots, [&](const Slot& slot) {
     const Node* node = find_in(round.nodes, slot.node);
     return node != nullptr && eligible(round, *node, now);
   });

@@ -15,8 +15,7 @@ Nodes interleave(const Nodes& by_arrival) {
   Nodes ordered;
   Nodes free;
   for (const Node* node : by_arrival) (node->request.order ? ordered : free).push_back(node);
-  std::stable_sort(ordered.begin(), ordered.end(),
-                   [](const Node* a, const Node* b) { return *a->request.order < *b->request.order; });
+  std::ranges::stable_sort(ordered, {}, [](const Node* node) { return *node->request.order; });
   Nodes out;
   out.reserve(by_arrival.size());
   auto next_ordered = ordered.begin();
@@ -47,13 +46,12 @@ Nodes survivors(const World& last, Nodes& candidates) {
 }
 
 void fill_holes(const World& last, Nodes& places, Nodes& newcomers, std::size_t max_nodes) {
-  std::size_t used =
-      static_cast<std::size_t>(std::count_if(places.begin(), places.end(), [](auto* p) { return p; }));
+  std::size_t used = static_cast<std::size_t>(std::ranges::count_if(places, [](auto* p) { return p; }));
   const auto pass = [&](auto fits) {
     for (std::size_t i = 0; i < places.size() && used < max_nodes && !newcomers.empty(); ++i) {
       if (places[i] != nullptr) continue;
-      const auto found = std::find_if(newcomers.begin(), newcomers.end(),
-                                      [&](const Node* node) { return fits(last.slots[i], *node); });
+      const auto found =
+          std::ranges::find_if(newcomers, [&](const Node* node) { return fits(last.slots[i], *node); });
       if (found == newcomers.end()) continue;
       places[i] = *found;
       newcomers.erase(found);
@@ -72,8 +70,7 @@ void fill_holes(const World& last, Nodes& places, Nodes& newcomers, std::size_t 
 
 World arrange(const World& last, std::vector<const Node*> candidates, int max_nodes) {
   const auto limit = static_cast<std::size_t>(max_nodes);
-  std::sort(candidates.begin(), candidates.end(),
-            [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
+  std::ranges::sort(candidates, {}, &Node::arrival);
   Nodes places;
   if (last.slots.empty()) {
     if (candidates.size() > limit) candidates.resize(limit);

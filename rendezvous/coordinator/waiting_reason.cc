@@ -28,10 +28,10 @@ std::vector<int> missing_orders(const Round& round, const Settings& settings) {
   if (taken.empty()) return {};
   for (const JoinFailure& failure : round.join_failures)
     if (failure.order) taken.push_back(*failure.order);
-  std::sort(taken.begin(), taken.end());
+  std::ranges::sort(taken);
   std::vector<int> out;
   for (int place = 0; place < std::min(settings.max_nodes, kMaxPlaces); ++place)
-    if (!std::binary_search(taken.begin(), taken.end(), place)) out.push_back(place);
+    if (!std::ranges::binary_search(taken, place)) out.push_back(place);
   return out;
 }
 
@@ -52,7 +52,7 @@ std::vector<Line> find_obstacles(const Round& round, Instant now) {
   std::vector<const Node*> nodes;
   for (const auto& [id, node] : round.nodes)
     if (!eligible(round, node, now) || is_silent(round, node)) nodes.push_back(&node);
-  std::sort(nodes.begin(), nodes.end(), [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
+  std::ranges::sort(nodes, {}, &Node::arrival);
   for (const Node* node : nodes)
     out.push_back({node->request.host, is_healthy(node->request) ? "joined" : "preflight",
                    explain_held_back(round, *node, now)});
@@ -74,10 +74,9 @@ WaitingReason explain(const Round& round, const Settings& settings, Instant now)
   out.min_nodes = settings.min_nodes;
   out.max_nodes = settings.max_nodes;
   out.last_call = round.last_call.has_value();
-  out.present =
-      static_cast<int>(std::count_if(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
-        return eligible(round, entry.second, now) && !is_silent(round, entry.second);
-      }));
+  out.present = static_cast<int>(std::ranges::count_if(round.nodes, [&](const auto& entry) {
+    return eligible(round, entry.second, now) && !is_silent(round, entry.second);
+  }));
   const auto add = [&](std::string text) {
     if (out.details.size() < kMaxDetails)
       out.details.push_back(std::move(text));
@@ -106,7 +105,7 @@ std::string to_text(const WaitingReason& reason) {
 std::string explain_outside(const Round& round, const Settings& settings, const NodeId& id) {
   const Node& self = round.nodes.at(id);
   if (!is_healthy(self.request)) return "unhealthy; " + what_runs(round);
-  const auto before = std::count_if(round.nodes.begin(), round.nodes.end(), [&](const auto& entry) {
+  const auto before = std::ranges::count_if(round.nodes, [&](const auto& entry) {
     const Node& node = entry.second;
     return node.connected && node.ready && is_healthy(node.request) && node.arrival < self.arrival;
   });
@@ -133,8 +132,7 @@ std::vector<NodeId> surplus(const Round& round, const Settings& settings) {
   for (const auto& [id, node] : round.nodes)
     if (node.connected && node.ready && is_healthy(node.request) && node.group_rank < 0)
       outside.push_back(&node);
-  std::sort(outside.begin(), outside.end(),
-            [](const Node* a, const Node* b) { return a->arrival < b->arrival; });
+  std::ranges::sort(outside, {}, &Node::arrival);
   std::vector<NodeId> out;
   for (auto i = static_cast<std::size_t>(settings.spares); i < outside.size(); ++i)
     out.push_back(outside[i]->request.id);

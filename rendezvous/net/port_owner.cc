@@ -71,7 +71,7 @@ bool holds(const fs::path& process, const std::vector<std::string>& sockets) {
   for (fs::directory_iterator at(process / "fd", error), end; !error && at != end; at.increment(error)) {
     std::error_code closed;
     const std::string target = fs::read_symlink(at->path(), closed).string();
-    if (std::find(sockets.begin(), sockets.end(), target) != sockets.end()) return true;
+    if (std::ranges::find(sockets, target) != sockets.end()) return true;
   }
   return false;
 }

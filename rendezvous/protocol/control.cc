@@ -41,8 +41,8 @@ std::string defect_of_job(std::string_view name) {
   if (name.size() > kMaxJobBytes)
     return fmt::format("a job's name (--rdzv-id) has at most {} bytes, this one {}", kMaxJobBytes,
                        name.size());
-  const bool printable = std::all_of(
-      name.begin(), name.end(), [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; });
+  const bool printable =
+      std::ranges::all_of(name, [](char c) { return static_cast<unsigned char>(c) >= 0x20 && c != 0x7f; });
   return printable ? "" : "a job's name (--rdzv-id) has no control characters";
 }
 

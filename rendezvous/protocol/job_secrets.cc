@@ -41,7 +41,7 @@ Result<JobSecrets> JobSecrets::read(const Sources& sources) {
       files.push_back(at->path());
   }
   if (error) return fail(ErrorCode::kIo, "--secrets-dir {}: {}", sources.directory, error.message());
-  std::sort(files.begin(), files.end());  // so that of several defects the same is told each time
+  std::ranges::sort(files);  // so that of several defects the same is told each time
   for (const fs::path& file : files) MUSTER_OK(out.add(file.filename().string(), file.string()));
   return out;
 }

@@ -460,7 +460,7 @@ void HostedStores::make_ready(Connection& connection) {
 }
 
 std::vector<ConnectionId> HostedStores::take_ready() {
-  std::sort(ready_.begin(), ready_.end());
+  std::ranges::sort(ready_);
   ready_.erase(std::unique(ready_.begin(), ready_.end()), ready_.end());
   return std::exchange(ready_, {});
 }

@@ -246,7 +246,7 @@ void RequestForwarder::connected() {
     connection->in_turns = false;
     if (!connection->lost) opens_.push_back(number);
   }
-  std::sort(opens_.begin(), opens_.end());
+  std::ranges::sort(opens_);
   num_reopened_ = static_cast<std::uint32_t>(opens_.size());
 }
 

@@ -298,9 +298,7 @@ class ClientTable {
   [[nodiscard]] std::size_t buffered_bytes() const { return buffered_bytes_; }
   /// Who buffers most. O(clients).
   [[nodiscard]] ClientId largest() const {
-    const auto found = std::max_element(
-        clients_.begin(), clients_.end(),
-        [](const Client& a, const Client& b) { return a.buffered_bytes < b.buffered_bytes; });
+    const auto found = std::ranges::max_element(clients_, {}, &Client::buffered_bytes);
     return static_cast<ClientId>(found - clients_.begin());
   }
 

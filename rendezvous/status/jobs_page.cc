@@ -66,7 +66,7 @@ std::vector<const Job*> shown(const Jobs& jobs, const JobToken& token) {
   std::vector<const Job*> out;
   for (const auto& [run_id, job] : jobs.all())
     if (token(run_id)) out.push_back(&job);
-  std::sort(out.begin(), out.end(), [](const Job* a, const Job* b) { return a->name < b->name; });
+  std::ranges::sort(out, {}, &Job::name);
   return out;
 }
 

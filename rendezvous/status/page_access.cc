@@ -46,8 +46,8 @@ bool is_own_host(std::string_view host, std::string_view listening, std::span<co
   boost::system::error_code error;
   (void)boost::asio::ip::make_address(std::string(name), error);
   if (!error) return bound == "0.0.0.0" || bound == "::" || name == bound;
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& own) { return !own.empty() && boost::iequals(name, own); });
+  return std::ranges::any_of(
+      names, [&](const std::string& own) { return !own.empty() && boost::iequals(name, own); });
 }
 
 PageAccess::PageAccess(std::string listening, std::string host) : listening_(std::move(listening)) {

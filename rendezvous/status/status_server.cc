@@ -152,8 +152,8 @@ class StatusServer::Impl final : public std::enable_shared_from_this<Impl> {
   }
 
   [[nodiscard]] std::size_t count_streams() const {
-    return static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(),
-                                                  [](const auto& entry) { return entry.second->streaming; }));
+    return static_cast<std::size_t>(
+        std::ranges::count_if(connections_, [](const auto& entry) { return entry.second->streaming; }));
   }
 
   void stop() {

@@ -124,7 +124,7 @@ bool StoreCore::present(std::string_view key) const {
 }
 
 bool StoreCore::check(std::span<const std::string_view> keys) const {
-  return std::all_of(keys.begin(), keys.end(), [&](std::string_view key) { return present(key); });
+  return std::ranges::all_of(keys, [&](std::string_view key) { return present(key); });
 }
 
 bool StoreCore::wait(ClientId client, std::span<const std::string_view> keys) {
