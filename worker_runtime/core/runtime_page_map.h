@@ -29,8 +29,7 @@ class RuntimePageMap {
   /// Beside this one.
   [[nodiscard]] static std::shared_ptr<RuntimePageMap> open(std::string_view progress_file);
   ~RuntimePageMap();
-  RuntimePageMap(const RuntimePageMap&) = delete;
-  RuntimePageMap& operator=(const RuntimePageMap&) = delete;
+  RuntimePageMap& operator=(RuntimePageMap&&) = delete;  // nor copied
 
   [[nodiscard]] RuntimePage& page() { return *page_; }
 

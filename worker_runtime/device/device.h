@@ -51,8 +51,7 @@ class StepRecorder {
   static constexpr std::size_t kSlots = 4;
 
   virtual ~StepRecorder() = default;
-  StepRecorder(const StepRecorder&) = delete;
-  StepRecorder& operator=(const StepRecorder&) = delete;
+  StepRecorder& operator=(StepRecorder&&) = delete;  // nor copied
 
   /// Calls `step`, of whose work nothing runs, and keeps it as `slot` (below kSlots) in place
   /// of what was there. After a failure the slot is empty and the device takes work as before.
@@ -65,9 +64,6 @@ class StepRecorder {
   [[nodiscard]] virtual Result<void> wait(std::size_t which) = 0;
   /// Forgets it; an empty slot stays empty.
   virtual void drop(std::size_t slot) = 0;
-
- protected:
-  StepRecorder() = default;
 };
 
 /// When a device came to marks between the work it was given: the times of a GPU for the profiler. Used by

@@ -39,8 +39,7 @@ class TraceRange {
   ~TraceRange() {
     if (tracer_ != nullptr) finish();
   }
-  TraceRange(const TraceRange&) = delete;
-  TraceRange& operator=(const TraceRange&) = delete;
+  TraceRange& operator=(TraceRange&&) = delete;  // nor copied
 
  private:
   void start(std::string_view name, std::string_view category);

@@ -35,9 +35,7 @@ extern "C" void note_signal(int signal) {
 /// Our handler for these signals, and what was there before back again.
 class Handlers {
  public:
-  Handlers() = default;
-  Handlers(const Handlers&) = delete;
-  Handlers& operator=(const Handlers&) = delete;
+  Handlers& operator=(Handlers&&) = delete;  // nor copied
   ~Handlers() {
     for (const auto& [signal, action] : before_) {
       if (outlive_ && (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL)

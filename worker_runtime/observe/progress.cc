@@ -52,8 +52,7 @@ class Progress::Page {
   ~Page() {
     if (!file_) ::munmap(page_, sizeof(ProgressPage));
   }
-  Page(const Page&) = delete;
-  Page& operator=(const Page&) = delete;
+  Page& operator=(Page&&) = delete;  // nor copied
 
   [[nodiscard]] ProgressPage& get() const { return *page_; }
 

@@ -32,8 +32,7 @@ class OneThread {
   ~OneThread() {
     if (before_ != 0) set_(before_);
   }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
+  OneThread& operator=(OneThread&&) = delete;  // nor copied
 
  private:
   void (*set_)(int) = nullptr;

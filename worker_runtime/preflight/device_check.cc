@@ -174,8 +174,7 @@ class Runner {
       if (started(child) && wait_until_ready(child.process.get(), POLLIN, until))
         ::waitpid(child.pid, nullptr, WNOHANG);
   }
-  Runner(const Runner&) = delete;
-  Runner& operator=(const Runner&) = delete;
+  Runner& operator=(Runner&&) = delete;  // nor copied
 
   void start(const DeviceProcess& device) {
     Child& child = children_.emplace_back();

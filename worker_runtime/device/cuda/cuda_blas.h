@@ -16,8 +16,7 @@ namespace muster::cuda {
 class CudaBlas {
  public:
   [[nodiscard]] static Result<std::unique_ptr<CudaBlas>> open();
-  CudaBlas(const CudaBlas&) = delete;
-  CudaBlas& operator=(const CudaBlas&) = delete;
+  CudaBlas& operator=(CudaBlas&&) = delete;  // nor copied
   ~CudaBlas();
 
   decltype(&::cublasLtCreate) create = nullptr;

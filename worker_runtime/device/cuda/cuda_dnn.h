@@ -16,8 +16,7 @@ namespace muster::cuda {
 class CudaDnn {
  public:
   [[nodiscard]] static Result<std::unique_ptr<CudaDnn>> open(cudaStream_t stream);
-  CudaDnn(const CudaDnn&) = delete;
-  CudaDnn& operator=(const CudaDnn&) = delete;
+  CudaDnn& operator=(CudaDnn&&) = delete;  // nor copied
   ~CudaDnn();
 
   decltype(&::cudnnCreate) create = nullptr;

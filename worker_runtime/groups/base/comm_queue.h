@@ -23,10 +23,8 @@ class CommQueue {
   /// `own_thread`: it runs beside the caller's computation, so it must not spin on a core.
   using Operation = std::function<Result<void>(bool own_thread)>;
 
-  CommQueue() = default;
   ~CommQueue() { join(); }
-  CommQueue(const CommQueue&) = delete;
-  CommQueue& operator=(const CommQueue&) = delete;
+  CommQueue& operator=(CommQueue&&) = delete;  // nor copied
 
   /// The Work may outlive the queue; it then reports kCancelled unless it had ended.
   [[nodiscard]] std::unique_ptr<Work> start(Operation operation) {

@@ -15,8 +15,7 @@ namespace muster::nccl {
 class NcclDevice {
  public:
   virtual ~NcclDevice() = default;
-  NcclDevice(const NcclDevice&) = delete;
-  NcclDevice& operator=(const NcclDevice&) = delete;
+  NcclDevice& operator=(NcclDevice&&) = delete;  // nor copied
 
   /// Makes the GPU the calling thread's.
   [[nodiscard]] virtual Result<void> select() = 0;
@@ -45,9 +44,6 @@ class NcclDevice {
   [[nodiscard]] virtual Result<std::uint32_t*> create_counter() = 0;
   virtual void destroy_counter(std::uint32_t* counter) = 0;
   [[nodiscard]] virtual Result<void> count_up(std::uint32_t* counter, void* stream) = 0;
-
- protected:
-  NcclDevice() = default;
 };
 
 /// GPU `index`. kUnsupported: built without CUDA; kNotFound: no driver or no such GPU.

@@ -89,8 +89,7 @@ struct Collective {
   std::shared_ptr<NcclDevice> device;
 
   explicit Collective(std::shared_ptr<NcclDevice> of) : device(std::move(of)) {}
-  Collective(const Collective&) = delete;
-  Collective& operator=(const Collective&) = delete;
+  Collective& operator=(Collective&&) = delete;  // nor copied
   ~Collective() {
     for (void* const event : {ready, done})
       if (event != nullptr) device->destroy_event(event);

@@ -99,8 +99,7 @@ class DataLoader {
     return create(std::move(source), std::make_unique<S>(std::move(sampler)), options);
   }
   virtual ~DataLoader() = default;
-  DataLoader(const DataLoader&) = delete;
-  DataLoader& operator=(const DataLoader&) = delete;
+  DataLoader& operator=(DataLoader&&) = delete;  // nor copied
 
   /// The next batch; nullptr: the epoch has ended, and the call after that starts the next one. Blocks until
   /// the batch is there. A batch stays as it is until the second call after the one that returned it.
@@ -117,9 +116,6 @@ class DataLoader {
   [[nodiscard]] virtual const SampleLayout& layout() const = 0;
   /// What next() has taken so far, all epochs together: the time a training loop has waited for its data.
   [[nodiscard]] virtual std::chrono::nanoseconds wait_time() const = 0;
-
- protected:
-  DataLoader() = default;
 
  private:
   /// A data set without its type.

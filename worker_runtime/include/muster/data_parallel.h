@@ -25,8 +25,7 @@ namespace muster {
 class DataParallel {
  public:
   virtual ~DataParallel() = default;
-  DataParallel(const DataParallel&) = delete;
-  DataParallel& operator=(const DataParallel&) = delete;
+  DataParallel& operator=(DataParallel&&) = delete;  // nor copied
 
   /// Allocates models[i] on computes[i], which may be several computes of one device; models[0] may be there
   /// already. It has the first values; all outlive the object. kMismatch: a model with other parameters;
@@ -48,9 +47,6 @@ class DataParallel {
 
   /// The first one, which the optimizer works on.
   [[nodiscard]] virtual nn::Model& model() const = 0;
-
- protected:
-  DataParallel() = default;
 };
 
 }  // namespace muster

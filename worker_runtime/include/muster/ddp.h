@@ -32,8 +32,7 @@ class LogicalShards;
 class DistributedDataParallel {
  public:
   ~DistributedDataParallel();
-  DistributedDataParallel(const DistributedDataParallel&) = delete;
-  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
+  DistributedDataParallel& operator=(DistributedDataParallel&&) = delete;  // nor copied
   /// Checks that all ranks hold the same model (kMismatch names the first difference), allocates `model` with
   /// gradient memory of the group and gives every rank rank 0's parameters. A collective. All arguments
   /// outlive the object.

@@ -56,8 +56,7 @@ struct Bucket {
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
-  GradientReducer(const GradientReducer&) = delete;
-  GradientReducer& operator=(const GradientReducer&) = delete;
+  GradientReducer& operator=(GradientReducer&&) = delete;  // nor copied
 
   /// `gradients`: `elements` float32 of the group's device (of ProcessGroup::allocate() where speed counts),
   /// which outlive this. `compute`: the device, for compress alone. kInvalidArgument.
@@ -77,9 +76,6 @@ class GradientReducer {
   [[nodiscard]] virtual CommunicationTime communication() const = 0;
   /// In the order in which they are reduced.
   [[nodiscard]] virtual const std::vector<Bucket>& buckets() const = 0;
-
- protected:
-  GradientReducer() = default;
 };
 
 }  // namespace muster

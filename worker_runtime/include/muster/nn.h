@@ -48,8 +48,7 @@ class Graph {
  public:
   /// `input`: one sample, without the batch.
   explicit Graph(Shape input) : shapes_{std::move(input)} {}
-  Graph(const Graph&) = delete;
-  Graph& operator=(const Graph&) = delete;
+  Graph& operator=(Graph&&) = delete;  // nor copied
 
   [[nodiscard]] Value input() { return {*this, 0}; }
   [[nodiscard]] const std::optional<Error>& error() const { return error_; }

@@ -50,8 +50,7 @@ struct OptimizerState {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
+  Optimizer& operator=(Optimizer&&) = delete;  // nor copied
 
   /// "SGD"; checkpoints have it, and that of another is refused.
   [[nodiscard]] std::string_view name() const { return name_; }

@@ -37,8 +37,7 @@ class Preemption {
                                                                   const PreemptionOptions& options = {});
   /// Tells the others that this rank takes no more steps.
   virtual ~Preemption() = default;
-  Preemption(const Preemption&) = delete;
-  Preemption& operator=(const Preemption&) = delete;
+  Preemption& operator=(Preemption&&) = delete;  // nor copied
 
   /// To be called once after (or before) each step. True for the same call on every rank, and from then on.
   /// Blocks only once a rank has asked: until the threads of all ranks have answered, which does not depend
@@ -51,9 +50,6 @@ class Preemption {
 
   /// The signal that came to this rank; 0: none.
   [[nodiscard]] virtual int signal() const noexcept = 0;
-
- protected:
-  Preemption() = default;
 };
 
 }  // namespace muster

@@ -44,8 +44,7 @@ class Work {
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
-  ProcessGroup(const ProcessGroup&) = delete;
-  ProcessGroup& operator=(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(ProcessGroup&&) = delete;  // nor copied
 
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int world_size() const = 0;
@@ -109,7 +108,6 @@ class ProcessGroup {
   [[nodiscard]] virtual Result<void*> allocate(std::size_t size_bytes) = 0;
 
  protected:
-  ProcessGroup() = default;
   /// Within the memory of the group's device, in the order of its operations.
   [[nodiscard]] virtual Result<void> copy(void* to, const void* from, std::size_t size_bytes);
 

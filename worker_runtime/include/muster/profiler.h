@@ -42,17 +42,13 @@ class Profiler {
   [[nodiscard]] static Result<std::unique_ptr<Profiler>> create(const Compute& compute, ProcessGroup& group,
                                                                 const ProfilerOptions& options = {});
   virtual ~Profiler() = default;
-  Profiler(const Profiler&) = delete;
-  Profiler& operator=(const Profiler&) = delete;
+  Profiler& operator=(Profiler&&) = delete;  // nor copied
 
   /// A step has ended. After the last active one this is a collective, in which rank 0 writes the file: kIo
   /// on rank 0 if it cannot, the group's error on any. Afterwards it does nothing.
   [[nodiscard]] virtual Result<void> step() = 0;
   /// The file is written, or could not be.
   [[nodiscard]] virtual bool is_done() const = 0;
-
- protected:
-  Profiler() = default;
 };
 
 /// torch.profiler.record_function: a range of the program's own in the timeline, until the end of the scope;
@@ -61,8 +57,7 @@ class RecordFunction {
  public:
   RecordFunction(const Compute& compute, std::string_view name);
   ~RecordFunction();
-  RecordFunction(const RecordFunction&) = delete;
-  RecordFunction& operator=(const RecordFunction&) = delete;
+  RecordFunction& operator=(RecordFunction&&) = delete;  // nor copied
 
  private:
   std::unique_ptr<TraceRange> range_;

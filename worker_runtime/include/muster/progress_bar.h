@@ -40,8 +40,7 @@ class ProgressBar {
   /// `enabled`: this is rank 0. A bar is drawn if `out` is a terminal.
   explicit ProgressBar(std::FILE* out, bool enabled = true);
   ~ProgressBar() { clear(); }
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
+  ProgressBar& operator=(ProgressBar&&) = delete;  // nor copied
 
   /// An epoch begins, counted from 1, or goes on after `first_step` of its steps; so does an interval.
   void begin_epoch(int epoch, int epochs, std::int64_t steps, std::int64_t first_step = 0,

@@ -41,8 +41,7 @@ class SummaryWriter {
       const std::string& log_dir, const SummaryWriterOptions& options = {});
   /// close().
   virtual ~SummaryWriter() = default;
-  SummaryWriter(const SummaryWriter&) = delete;
-  SummaryWriter& operator=(const SummaryWriter&) = delete;
+  SummaryWriter& operator=(SummaryWriter&&) = delete;  // nor copied
 
   virtual void add_scalar(std::string_view tag, double value, std::int64_t step) = 0;
   /// In TensorBoard's default buckets, each limit 1.1 times the one before. Values that are not finite are
@@ -60,9 +59,6 @@ class SummaryWriter {
   /// Summaries that were not written: the queue was full, the disk failed, or they came after close().
   [[nodiscard]] virtual std::uint64_t dropped() const = 0;
   [[nodiscard]] virtual const std::string& path() const = 0;
-
- protected:
-  SummaryWriter() = default;
 };
 
 }  // namespace muster

@@ -52,8 +52,7 @@ class Trainer {
                                                                Optimizer& optimizer,
                                                                const TrainerOptions& options = {});
   virtual ~Trainer() = default;
-  Trainer(const Trainer&) = delete;
-  Trainer& operator=(const Trainer&) = delete;
+  Trainer& operator=(Trainer&&) = delete;  // nor copied
 
   /// One optimizer step on a loader's batch: its inputs are normalised if they are uint8 and copied to the
   /// model, on a GPU beside the step before. With logical shards the batch is cut into equal parts.
@@ -93,9 +92,6 @@ class Trainer {
   /// Where the trainer tells the launcher its epoch (which it counts from 1), step and phase. A program that
   /// resumes says its own epoch after begin_epoch(), and pause() before what may take long.
   [[nodiscard]] virtual Progress& progress() = 0;
-
- protected:
-  Trainer() = default;
 };
 
 }  // namespace muster

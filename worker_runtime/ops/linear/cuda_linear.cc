@@ -61,8 +61,7 @@ class GemmPlan {
     return plan;
   }
   explicit GemmPlan(const CudaBlas& blas) : blas_(blas) {}
-  GemmPlan(const GemmPlan&) = delete;
-  GemmPlan& operator=(const GemmPlan&) = delete;
+  GemmPlan& operator=(GemmPlan&&) = delete;  // nor copied
   ~GemmPlan() {
     for (const cublasLtMatrixLayout_t layout : {a_, b_, d_})
       if (layout != nullptr) blas_.layout_destroy(layout);
