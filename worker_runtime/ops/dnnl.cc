@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What oneDNN computes on the CPU: general convolutions, and the gradients of large linear layers.
-#include <cstring>
+#include <algorithm>
 #include <dlfcn.h>
 
 #include <oneapi/dnnl/dnnl.hpp>
@@ -108,52 +108,10 @@ memory::dims of_groups(const ConvShape& s, memory::dims dims, memory::dim first)
 }
 
 struct DnnlConv final : PreparedConv2d {
-  explicit DnnlConv(const ConvShape& s)
-      : rows(s, s.height, s.out_height()),
-        columns(s, s.width, s.out_width()),
-        is_cut(rows.count < s.kernel || columns.count < s.kernel),
-        w_first(static_cast<std::size_t>(rows.first * s.kernel + columns.first)),
-        w_bytes(sizeof(float) * static_cast<std::size_t>(s.out_channels) *
-                static_cast<std::size_t>(s.in_channels / s.groups * s.kernel * s.kernel)),
-        x_plain(plain({s.batch, s.in_channels, s.height, s.width}, memory::format_tag::nchw)),
-        w_plain(
-            of_groups(s, {s.out_channels / s.groups, s.in_channels / s.groups, rows.count, columns.count},
-                      s.groups),
-            memory::data_type::f32,
-            of_groups(s, {s.in_channels / s.groups * s.kernel * s.kernel, s.kernel * s.kernel, s.kernel, 1},
-                      s.out_channels / s.groups * (s.in_channels / s.groups) * s.kernel * s.kernel)),
-        b_plain(plain({s.out_channels}, memory::format_tag::x)),
-        y_plain(plain({s.batch, s.out_channels, s.out_height(), s.out_width()}, memory::format_tag::nchw)),
-        strides{s.stride, s.stride},
-        padding{rows.before, columns.before},
-        padding_after{rows.after, columns.after},
-        forward_hint({dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, any(x_plain),
-                      any(w_plain), any(b_plain), any(y_plain), strides, padding, padding_after},
-                     engine),
-        data_hint({dnnl::algorithm::convolution_direct, any(x_plain), any(w_plain), any(y_plain), strides,
-                   padding, padding_after},
-                  engine, forward_hint),
-        weights_hint({dnnl::algorithm::convolution_direct, any(x_plain), any(w_plain), any(b_plain),
-                      any(y_plain), strides, padding, padding_after},
-                     engine, forward_hint),
-        forward_pass(forward_hint),
-        data(data_hint),
-        weights(weights_hint),
-        forward_x(engine, x_plain, forward_hint.src_desc(), false),
-        forward_w(engine, w_plain, forward_hint.weights_desc(), false),
-        forward_b(engine, b_plain, forward_hint.bias_desc(), false),
-        forward_y(engine, y_plain, forward_hint.dst_desc(), true),
-        data_w(engine, w_plain, data_hint.weights_desc(), false),
-        data_dy(engine, y_plain, data_hint.diff_dst_desc(), false),
-        data_dx(engine, x_plain, data_hint.diff_src_desc(), true),
-        weights_x(engine, x_plain, weights_hint.src_desc(), false),
-        weights_dy(engine, y_plain, weights_hint.diff_dst_desc(), false),
-        weights_dw(engine, w_plain, weights_hint.diff_weights_desc(), true),
-        weights_db(engine, b_plain, weights_hint.diff_bias_desc(), true) {
-    backend = "oneDNN";
-  }
+  explicit DnnlConv(const ConvShape& shape) : s(shape) { backend = "oneDNN"; }
 
-  const float* first_tap(const void* w) const { return static_cast<const float*>(w) + w_first; }
+  memory::dim first() const { return rows.first * s.kernel + columns.first; }  // of the taps that are used
+  const float* first_tap(const void* w) const { return static_cast<const float*>(w) + first(); }
 
   void forward(const void* x, const void* w, const void* b, void* y, void* /*workspace*/) override {
     const OneThread one_thread;
@@ -172,11 +130,11 @@ struct DnnlConv final : PreparedConv2d {
   void backward(const void* x, const void* w, const void* dy, void* dx, float* dw, float* db,
                 void* /*workspace*/) override {
     const OneThread one_thread;
-    if (is_cut) std::memset(dw, 0, w_bytes);  // of what meets padding alone
+    if (is_cut) std::fill_n(dw, s.out_channels * group_in * taps, 0.0F);  // of what meets padding alone
     try {
       weights.execute(stream, {{DNNL_ARG_SRC, weights_x.load(stream, x)},
                                {DNNL_ARG_DIFF_DST, weights_dy.load(stream, dy)},
-                               {DNNL_ARG_DIFF_WEIGHTS, weights_dw.target(dw + w_first)},
+                               {DNNL_ARG_DIFF_WEIGHTS, weights_dw.target(dw + first())},
                                {DNNL_ARG_DIFF_BIAS, weights_db.target(db)}});
       weights_dw.store(stream);
       weights_db.store(stream);
@@ -192,21 +150,50 @@ struct DnnlConv final : PreparedConv2d {
     }
   }
 
+  const ConvShape s;
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
-  Taps rows, columns;
-  bool is_cut;
-  std::size_t w_first, w_bytes;  // of the whole kernel
-  memory::desc x_plain, w_plain, b_plain, y_plain;
-  memory::dims strides, padding, padding_after;
-  dnnl::convolution_forward::primitive_desc forward_hint;
-  dnnl::convolution_backward_data::primitive_desc data_hint;
-  dnnl::convolution_backward_weights::primitive_desc weights_hint;
-  dnnl::convolution_forward forward_pass;
-  dnnl::convolution_backward_data data;
-  dnnl::convolution_backward_weights weights;
-  Operand forward_x, forward_w, forward_b, forward_y, data_w, data_dy, data_dx, weights_x, weights_dy,
-      weights_dw, weights_db;
+  const Taps rows{s, s.height, s.out_height()}, columns{s, s.width, s.out_width()};
+  const bool is_cut = rows.count < s.kernel || columns.count < s.kernel;
+  const memory::dim group_in = s.in_channels / s.groups, taps = s.kernel * s.kernel;  // taps: all
+  const memory::desc x_plain = plain({s.batch, s.in_channels, s.height, s.width}, memory::format_tag::nchw);
+  const memory::desc w_plain = memory::desc(
+      of_groups(s, {s.out_channels / s.groups, group_in, rows.count, columns.count}, s.groups),
+      memory::data_type::f32,
+      of_groups(s, {group_in * taps, taps, s.kernel, 1}, s.out_channels / s.groups * group_in * taps));
+  const memory::desc b_plain = plain({s.out_channels}, memory::format_tag::x);
+  const memory::desc y_plain =
+      plain({s.batch, s.out_channels, s.out_height(), s.out_width()}, memory::format_tag::nchw);
+  const memory::dims strides{s.stride, s.stride}, padding{rows.before, columns.before},
+      padding_after{rows.after, columns.after};
+  const dnnl::convolution_forward::primitive_desc forward_hint{
+      {dnnl::prop_kind::forward_training, dnnl::algorithm::convolution_direct, any(x_plain), any(w_plain),
+       any(b_plain), any(y_plain), strides, padding, padding_after},
+      engine};
+  const dnnl::convolution_backward_data::primitive_desc data_hint{
+      {dnnl::algorithm::convolution_direct, any(x_plain), any(w_plain), any(y_plain), strides, padding,
+       padding_after},
+      engine,
+      forward_hint};
+  const dnnl::convolution_backward_weights::primitive_desc weights_hint{
+      {dnnl::algorithm::convolution_direct, any(x_plain), any(w_plain), any(b_plain), any(y_plain), strides,
+       padding, padding_after},
+      engine,
+      forward_hint};
+  const dnnl::convolution_forward forward_pass{forward_hint};
+  const dnnl::convolution_backward_data data{data_hint};
+  const dnnl::convolution_backward_weights weights{weights_hint};
+  Operand forward_x{engine, x_plain, forward_hint.src_desc(), false},
+      forward_w{engine, w_plain, forward_hint.weights_desc(), false},
+      forward_b{engine, b_plain, forward_hint.bias_desc(), false},
+      forward_y{engine, y_plain, forward_hint.dst_desc(), true},
+      data_w{engine, w_plain, data_hint.weights_desc(), false},
+      data_dy{engine, y_plain, data_hint.diff_dst_desc(), false},
+      data_dx{engine, x_plain, data_hint.diff_src_desc(), true},
+      weights_x{engine, x_plain, weights_hint.src_desc(), false},
+      weights_dy{engine, y_plain, weights_hint.diff_dst_desc(), false},
+      weights_dw{engine, w_plain, weights_hint.diff_weights_desc(), true},
+      weights_db{engine, b_plain, weights_hint.diff_bias_desc(), true};
 };
 
 }  // namespace
