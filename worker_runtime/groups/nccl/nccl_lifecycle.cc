@@ -10,28 +10,9 @@ constexpr std::chrono::microseconds kLifecycleSpin{100};
 constexpr std::chrono::microseconds kFirstPause{20};
 constexpr std::chrono::microseconds kLongestPause{2000};
 
-/// The phase ended with success.
-Step completed(Lifecycle state) {
-  switch (state.phase) {
-    case Phase::kStarting:
-    case Phase::kIssuing:
-      state.phase = Phase::kReady;
-      return {state, Action::kProceed};
-    case Phase::kFinalizing:
-      state.phase = Phase::kClosed;
-      return {state, Action::kDestroy};
-    case Phase::kReady:
-    case Phase::kClosed:
-    case Phase::kFailed:
-      break;
-  }
-  return {state, Action::kNone};
-}
-
 /// The phase cannot end well: out of time, a peer that ended, or an error of NCCL's, which all stay with the
 /// communicator: also of an invalid argument ncclCommEnsureReady reminds every later call.
 Step broken(Lifecycle state, Cause cause, Status status) {
-  if (state.phase == Phase::kClosed || state.phase == Phase::kFailed) return {state, Action::kNone};
   // An end that is not clean is still an end, and no failure of its own.
   if (state.phase != Phase::kFinalizing) {
     state.cause = cause;
@@ -41,14 +22,14 @@ Step broken(Lifecycle state, Cause cause, Status status) {
   return {state, Action::kAbort};
 }
 
-Step answered(const Lifecycle& state, Status status, Instant now) {
-  if (status == kSuccess) return completed(state);
-  if (status == kInProgress) {
-    if (state.phase == Phase::kReady) return {state, Action::kNone};
-    if (now < state.deadline) return {state, Action::kAskAgain};
-    return broken(state, Cause::kTimeout, status);
-  }
-  return broken(state, Cause::kNccl, status);
+Step answered(Lifecycle state, Status status, Instant now) {
+  if (status != kSuccess && status != kInProgress) return broken(state, Cause::kNccl, status);
+  if (state.phase == Phase::kReady) return {state, Action::kNone};
+  if (status == kInProgress)
+    return now < state.deadline ? Step{state, Action::kAskAgain} : broken(state, Cause::kTimeout, status);
+  const bool ends = state.phase == Phase::kFinalizing;
+  state.phase = ends ? Phase::kClosed : Phase::kReady;
+  return {state, ends ? Action::kDestroy : Action::kProceed};
 }
 
 }  // namespace
@@ -65,8 +46,7 @@ std::chrono::microseconds pause_before_asking(std::chrono::nanoseconds waited) {
 }
 
 Step advance(const Lifecycle& state, Event event, Status status, const Limits& limits, Instant now) {
-  const bool is_over = state.phase == Phase::kClosed || state.phase == Phase::kFailed;
-  if (is_over) return {state, Action::kNone};
+  if (state.phase == Phase::kClosed || state.phase == Phase::kFailed) return {state, Action::kNone};
   Lifecycle next = state;
   switch (event) {
     case Event::kAnswer:
