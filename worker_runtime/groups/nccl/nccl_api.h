@@ -72,7 +72,6 @@ struct NcclApi {
   [[nodiscard]] static Result<NcclApi> load(const std::optional<std::string>& path);
 
   int version = 0;  // 22809
-  std::string library;
 
   Status (*get_version)(int*) = nullptr;
   Status (*get_unique_id)(UniqueId*) = nullptr;

@@ -35,7 +35,6 @@ Result<NcclApi> NcclApi::load(const std::optional<std::string>& path) {
   if (path) request.candidates = {*path};
   MUSTER_TRY(const SharedLibrary library, SharedLibrary::open(request));
   NcclApi api;
-  api.library = library.path();
   MUSTER_OK(library.load(api.get_version, "ncclGetVersion"));
   if (api.get_version(&api.version) != kSuccess || api.version < kOldestVersion)
     return fail(ErrorCode::kUnsupported,
@@ -108,14 +107,9 @@ constexpr int kExitSoftware = 70;
 
 ErrorCode code_of(const Lifecycle& state) {
   if (state.cause == Cause::kTimeout) return ErrorCode::kTimeout;
-  if (state.cause == Cause::kPeerEnded) return ErrorCode::kPeerGone;
-  switch (state.status) {
-    case kRemoteError:
-    case kSystemError:
-      return ErrorCode::kPeerGone;
-    default:
-      return ErrorCode::kFailed;
-  }
+  const bool is_of_peer =
+      state.cause == Cause::kPeerEnded || state.status == kRemoteError || state.status == kSystemError;
+  return is_of_peer ? ErrorCode::kPeerGone : ErrorCode::kFailed;
 }
 
 /// NcclCommThread: the ONE thread that owns a communicator. Every call on it (start, collectives, questions,
@@ -275,21 +269,15 @@ class NcclCommThread {
     last_name_ = c.name;
     // NCCL may connect in the call, and so wait for others.
     if (!c.captured && outstanding_.empty()) tell_of(c);
-    if (auto waits = device_->make_wait(stream_, c.ready); !waits)
-      return device_failed(waits.error(), c.name);
-    if (c.captured)
-      if (auto counted = device_->count_up(captured_begun_, stream_); !counted)
-        return device_failed(counted.error(), c.name);
+    if (!has_worked(device_->make_wait(stream_, c.ready), c.name)) return;
+    if (c.captured && !has_worked(device_->count_up(captured_begun_, stream_), c.name)) return;
     const Status status = call(c);
     // The error of an earlier collective meets whoever calls next.
     const bool is_its_own = status == kSuccess || status == kInProgress || status == kInvalidArgument;
     if (drive(Event::kAnswer, status, is_its_own ? c.name : oldest_name()) != Action::kProceed) return;
     // Only now is the work on the stream: a call in progress may not have put it there yet.
-    if (c.captured)
-      if (auto counted = device_->count_up(captured_finished_, stream_); !counted)
-        return device_failed(counted.error(), c.name);
-    if (auto recorded = device_->record(c.done, stream_); !recorded)
-      return device_failed(recorded.error(), c.name);
+    if (c.captured && !has_worked(device_->count_up(captured_finished_, stream_), c.name)) return;
+    if (!has_worked(device_->record(c.done, stream_), c.name)) return;
     c.issued_at = progress_ = SteadyClock::now();
     if (c.captured) {
       if (!has_captured_) captured_progress_ = c.issued_at;
@@ -367,7 +355,7 @@ class NcclCommThread {
   void watch() {
     if (lifecycle_.phase != Phase::kReady) return;
     const auto taken = take_finished();
-    if (!taken) return device_failed(taken.error(), oldest_name());
+    if (!taken) return (void)has_worked(fail(taken.error()), oldest_name());
     if (const auto& finished = *taken) {
       progress_ = SteadyClock::now();
       if (!outstanding_.empty()) {
@@ -446,9 +434,13 @@ class NcclCommThread {
     to_users_.notify_all();
   }
 
-  void device_failed(const Error& error, const std::string& subject) {
-    set_failure({error.code, fmt::format("rank {}: {}: {}", options_.rank, subject, error.message)});
+  /// False: the device could not do it, and the communicator has failed.
+  bool has_worked(const Result<void>& done, const std::string& subject) {
+    if (done) return true;
+    set_failure(
+        {done.error().code, fmt::format("rank {}: {}: {}", options_.rank, subject, done.error().message)});
     (void)drive(Event::kAnswer, kUnhandledCudaError, subject);
+    return false;
   }
 
   [[nodiscard]] Status asynchronous_error() const {
@@ -618,11 +610,6 @@ class NcclGroup final : public ProcessGroup {
     // ncclMemFree unmaps without waiting (NCCL 2.28.9, src/allocator.cc), unlike cudaFree.
     if (!blocks_.empty()) (void)device_->synchronize(stream_);
     if (barrier_word_ != nullptr) device_->free(barrier_word_);
-    for (const auto& [memory, is_nccl] : blocks_)
-      if (is_nccl)
-        (void)api_.mem_free(memory);
-      else
-        device_->free(memory);
   }
 
   Result<void> start(const UniqueId& id, groups::PeerWatch peers) {
@@ -700,12 +687,12 @@ class NcclGroup final : public ProcessGroup {
     const bool is_nccl =
         api_.mem_alloc != nullptr && !settings_.shares_gpu && api_.mem_alloc(&memory, bytes) == kSuccess;
     if (is_nccl) {
-      blocks_.emplace_back(memory, true);
+      blocks_.emplace_back(memory, api_.mem_free);
       MUSTER_OK(device_->zero(memory, bytes));
       return memory;
     }
     MUSTER_TRY(memory, device_->allocate(bytes));
-    blocks_.emplace_back(memory, false);
+    blocks_.emplace_back(memory, [device = device_](void* block) { device->free(block); });
     return memory;
   }
 
@@ -713,12 +700,8 @@ class NcclGroup final : public ProcessGroup {
   /// Makes the compute stream wait for the collective. Outlives the group's thread at need.
   class NcclWork final : public Work {
    public:
-    NcclWork(std::shared_ptr<NcclCommThread> thread, std::shared_ptr<NcclDevice> device, void* stream,
-             std::shared_ptr<Collective> collective)
-        : thread_(std::move(thread)),
-          device_(std::move(device)),
-          stream_(stream),
-          collective_(std::move(collective)) {}
+    NcclWork(std::shared_ptr<NcclCommThread> thread, void* stream, std::shared_ptr<Collective> collective)
+        : thread_(std::move(thread)), stream_(stream), collective_(std::move(collective)) {}
     ~NcclWork() override {
       if (!waited_) (void)wait();
     }
@@ -728,12 +711,11 @@ class NcclGroup final : public ProcessGroup {
     }
     Result<void> wait_on(void* stream) override {
       MUSTER_OK(thread_->wait_issued(*collective_));
-      return device_->make_wait(stream, collective_->done);
+      return collective_->device->make_wait(stream, collective_->done);
     }
 
    private:
     std::shared_ptr<NcclCommThread> thread_;
-    std::shared_ptr<NcclDevice> device_;
     void* stream_;
     std::shared_ptr<Collective> collective_;
     std::optional<Result<void>> waited_;
@@ -780,7 +762,7 @@ class NcclGroup final : public ProcessGroup {
     // Graphs are not synchronized: while the comm thread adds to the one that is being captured, this thread
     // must not.
     if (made->captured) MUSTER_OK(thread_->wait_issued(*made));
-    return std::make_unique<NcclWork>(thread_, device_, stream_, std::move(made));
+    return std::make_unique<NcclWork>(thread_, stream_, std::move(made));
   }
 
   Result<void> copy(void* to, const void* from, std::size_t size_bytes) override {
@@ -806,7 +788,7 @@ class NcclGroup final : public ProcessGroup {
   const std::shared_ptr<NcclDevice> device_;
   void* const stream_;  // the compute stream; not owned
   std::shared_ptr<NcclCommThread> thread_;
-  std::vector<std::pair<void*, bool>> blocks_;  // memory, from NCCL's allocator?
+  std::vector<std::shared_ptr<void>> blocks_;
   void* barrier_word_ = nullptr;
   std::uint64_t sequence_ = 0;  // of collectives
   std::uint64_t order_ = 0;     // of everything
