@@ -247,17 +247,11 @@ class Connector {
 
 std::vector<std::string> own_addresses(const std::string& route_host, std::string_view interface) {
   const std::string wanted(interface.substr(0, interface.find(',')));
-  std::vector<std::string> chosen;
-  std::vector<std::string> out;
-  std::vector<std::string> loopback;
-  const auto add = [](std::vector<std::string>& list, const std::string& address) {
-    if (!address.empty() && std::find(list.begin(), list.end(), address) == list.end())
-      list.push_back(address);
-  };
+  std::vector<std::string> chosen, others, loopback;
   const std::string route = address_towards(route_host);
   // A host's own name often leads to 127.0.1.1, which says nothing about how others reach it: last.
   const bool local_route = route.starts_with("127.") || route == "::1";
-  if (!local_route) add(out, route);
+  if (!local_route) others.push_back(route);
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) == 0) {
     for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
@@ -267,22 +261,20 @@ std::vector<std::string> own_addresses(const std::string& route_host, std::strin
       if (family == AF_INET6 &&
           IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(i->ifa_addr)->sin6_addr))
         continue;
-      const std::string text =
-          numeric(i->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-      if (!wanted.empty() && wanted == i->ifa_name)
-        add(chosen, text);
-      else
-        add((i->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : out, text);
+      auto& found = !wanted.empty() && wanted == i->ifa_name ? chosen
+                    : (i->ifa_flags & IFF_LOOPBACK) != 0     ? loopback
+                                                             : others;
+      found.push_back(numeric(i->ifa_addr, family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)));
     }
     ::freeifaddrs(list);
   }
   // With a loopback route everything is on this host, where loopback is the shortest way; not where an
   // interface is named: then the route ends at a proxy.
-  out.insert(local_route && chosen.empty() ? out.begin() : out.end(), loopback.begin(), loopback.end());
-  std::erase_if(out, [&](const std::string& address) {
-    return std::find(chosen.begin(), chosen.end(), address) != chosen.end();
-  });
-  out.insert(out.begin(), chosen.begin(), chosen.end());
+  if (local_route && chosen.empty()) others.swap(loopback);
+  std::vector<std::string> out;
+  for (const auto* const addresses : {&chosen, &others, &loopback})
+    for (const std::string& address : *addresses)
+      if (!address.empty() && std::find(out.begin(), out.end(), address) == out.end()) out.push_back(address);
   return out;
 }
 

@@ -26,11 +26,7 @@ constexpr Millis kGrace{200};  // for others to deliver after one peer is gone
 }  // namespace
 
 TcpMesh::TcpMesh(std::vector<Peer> peers) : wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  for (Peer& peer : peers) {
-    Link& link = links_.emplace_back();
-    link.socket = std::move(peer.socket);
-    link.rank = peer.rank;
-  }
+  for (Peer& peer : peers) static_cast<Peer&>(links_.emplace_back()) = std::move(peer);
 }
 
 void TcpMesh::send(std::size_t member, const void* data, std::size_t size) {

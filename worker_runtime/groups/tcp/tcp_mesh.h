@@ -35,8 +35,6 @@ class TcpMesh {
 
   explicit TcpMesh(std::vector<Peer> peers);
 
-  [[nodiscard]] std::size_t size() const { return links_.size(); }
-
   /// Queues one message. The bytes stay where they are until run() returned.
   void send(std::size_t member, const void* data, std::size_t size);
   /// Expects one message of exactly this size. In the order of the calls, as far as one member is concerned.
@@ -67,9 +65,7 @@ class TcpMesh {
     std::byte* data;
     std::size_t size;
   };
-  struct Link {
-    UniqueFd socket;
-    int rank = -1;
+  struct Link : Peer {
     std::deque<Outgoing> sends;
     std::deque<Incoming> receives;
     std::array<std::byte, sizeof(Frame)> header{};
