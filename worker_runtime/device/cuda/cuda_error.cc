@@ -1,58 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/device/cuda/cuda_error.h"
 
+#include <algorithm>
+#include <array>
+
 #include <fmt/format.h>
 
 namespace muster::cuda {
 namespace {
 
-ErrorCode code_of(cudaError_t result) {
-  switch (result) {
-    case cudaErrorMemoryAllocation:
-      return ErrorCode::kExhausted;
-    case cudaErrorInvalidValue:
-      return ErrorCode::kInvalidArgument;
-    case cudaErrorNoDevice:
-    case cudaErrorInvalidDevice:
-    case cudaErrorInsufficientDriver:
-    case cudaErrorStubLibrary:
-      return ErrorCode::kNotFound;
-    default:
-      return ErrorCode::kFailed;
-  }
-}
-
-/// What helps, for the errors whose cause is usually the same; empty otherwise.
-std::string_view advice_for(cudaError_t result) {
-  switch (result) {
-    case cudaErrorMemoryAllocation:
-      return "; use a smaller batch, or see with nvidia-smi who else uses the GPU";
-    case cudaErrorNoDevice:
-      return "; no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES";
-    case cudaErrorInvalidDevice:
-      return "; there is no GPU of that number: check CUDA_VISIBLE_DEVICES";
-    case cudaErrorInsufficientDriver:
-    case cudaErrorStubLibrary:
+constexpr std::string_view kNoDriver =
 #if CUDART_VERSION >= 13000
-      return "; there is no NVIDIA driver here, or it is older than CUDA 13 needs (580): check nvidia-smi";
+    "; there is no NVIDIA driver here, or it is older than CUDA 13 needs (580): check nvidia-smi";
 #else
-      return "; there is no NVIDIA driver here, or it is older than CUDA 12 needs (525): check nvidia-smi";
+    "; there is no NVIDIA driver here, or it is older than CUDA 12 needs (525): check nvidia-smi";
 #endif
-    case cudaErrorNoKernelImageForDevice:
-      return "; this build has no code for this GPU: add its architecture to CMAKE_CUDA_ARCHITECTURES";
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchFailure:
-      return "; an earlier kernel failed: run again with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer";
-    default:
-      return "";
-  }
-}
+constexpr std::string_view kEarlier =
+    "; an earlier kernel failed: run again with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer";
+
+struct Known {
+  cudaError_t result;
+  ErrorCode code;
+  std::string_view advice;  // what helps, where the cause is usually the same
+};
+constexpr std::array kKnown{
+    Known{cudaErrorMemoryAllocation, ErrorCode::kExhausted,
+          "; use a smaller batch, or see with nvidia-smi who else uses the GPU"},
+    Known{cudaErrorInvalidValue, ErrorCode::kInvalidArgument, ""},
+    Known{cudaErrorNoDevice, ErrorCode::kNotFound,
+          "; no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES"},
+    Known{cudaErrorInvalidDevice, ErrorCode::kNotFound,
+          "; there is no GPU of that number: check CUDA_VISIBLE_DEVICES"},
+    Known{cudaErrorInsufficientDriver, ErrorCode::kNotFound, kNoDriver},
+    Known{cudaErrorStubLibrary, ErrorCode::kNotFound, kNoDriver},
+    Known{cudaErrorNoKernelImageForDevice, ErrorCode::kFailed,
+          "; this build has no code for this GPU: add its architecture to CMAKE_CUDA_ARCHITECTURES"},
+    Known{cudaErrorIllegalAddress, ErrorCode::kFailed, kEarlier},
+    Known{cudaErrorLaunchFailure, ErrorCode::kFailed, kEarlier}};
 
 }  // namespace
 
 Error error_of(cudaError_t result, std::string_view call, int device) {
-  return {code_of(result), fmt::format("{} (GPU {}): {} ({}){}", call, device, cudaGetErrorString(result),
-                                       cudaGetErrorName(result), advice_for(result))};
+  const auto* const known = std::ranges::find(kKnown, result, &Known::result);
+  const bool is_known = known != kKnown.end();
+  return {is_known ? known->code : ErrorCode::kFailed,
+          fmt::format("{} (GPU {}): {} ({}){}", call, device, cudaGetErrorString(result),
+                      cudaGetErrorName(result), is_known ? known->advice : "")};
 }
 
 Result<void> check(cudaError_t result, std::string_view call, int device) {
@@ -76,11 +69,7 @@ Result<void> select(int device) {
 
 Result<int> device_count() {
   int count = 0;
-  const cudaError_t result = cudaGetDeviceCount(&count);
-  if (result != cudaSuccess) {
-    (void)cudaGetLastError();  // a driver that is missing is no error of the calls that follow
-    return fail(error_of(result, "cudaGetDeviceCount", 0));
-  }
+  MUSTER_OK(check(cudaGetDeviceCount(&count), "cudaGetDeviceCount", 0));
   return count;
 }
 
