@@ -29,61 +29,68 @@ std::shared_ptr<const Library> opened(Result<std::unique_ptr<Library>> library, 
   return nullptr;
 }
 
-/// A stream, and events for each slot.
-class CudaCopyStream final : public CopyStream {
+/// What is done with a device's stream.
+class OnStream {
+ protected:
+  OnStream(int device, cudaStream_t stream) : device_(device), stream_(stream) {}
+  Result<void> check(cudaError_t result, std::string_view call) const {
+    return muster::cuda::check(result, call, device_);
+  }
+
+  int device_;
+  cudaStream_t stream_;
+};
+
+/// A stream beside the device's, and events for each slot.
+class CudaCopyStream final : public CopyStream, OnStream {
  public:
-  CudaCopyStream(int device, cudaStream_t main) : device_(device), main_(main) {}
+  CudaCopyStream(int device, cudaStream_t stream) : OnStream(device, stream) {}
   ~CudaCopyStream() override {
     (void)cudaSetDevice(device_);
-    if (stream_ != nullptr) (void)cudaStreamSynchronize(stream_);
+    if (beside_ != nullptr) (void)cudaStreamSynchronize(beside_);
     for (const auto& events : {copied_, released_})
       for (cudaEvent_t event : events)
         if (event != nullptr) (void)cudaEventDestroy(event);
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+    if (beside_ != nullptr) (void)cudaStreamDestroy(beside_);
   }
 
   Result<void> start() {
     MUSTER_OK(select(device_));
-    MUSTER_OK(called(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"));
+    MUSTER_OK(check(cudaStreamCreateWithFlags(&beside_, cudaStreamNonBlocking), "cudaStreamCreate"));
     for (auto* const events : {&copied_, &released_})
       for (cudaEvent_t& event : *events)
-        MUSTER_OK(called(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
-                         "cudaEventCreate"));
+        MUSTER_OK(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
+                        "cudaEventCreate"));
     return {};
   }
 
   Result<void> copy(std::size_t slot, void* device, const void* host, std::size_t size_bytes) override {
     MUSTER_OK(select(device_));
-    MUSTER_OK(called(cudaStreamWaitEvent(stream_, released_[slot], 0), "cudaStreamWaitEvent"));
-    MUSTER_OK(called(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, stream_),
-                     "copy of a batch to the GPU"));
-    MUSTER_OK(called(cudaEventRecord(copied_[slot], stream_), "cudaEventRecord"));
-    return called(cudaStreamWaitEvent(main_, copied_[slot], 0), "cudaStreamWaitEvent");
+    MUSTER_OK(check(cudaStreamWaitEvent(beside_, released_[slot], 0), "cudaStreamWaitEvent"));
+    MUSTER_OK(check(cudaMemcpyAsync(device, host, size_bytes, cudaMemcpyHostToDevice, beside_),
+                    "copy of a batch to the GPU"));
+    MUSTER_OK(check(cudaEventRecord(copied_[slot], beside_), "cudaEventRecord"));
+    return check(cudaStreamWaitEvent(stream_, copied_[slot], 0), "cudaStreamWaitEvent");
   }
   Result<void> release(std::size_t slot) override {
-    return called(cudaEventRecord(released_[slot], main_), "cudaEventRecord");
+    return check(cudaEventRecord(released_[slot], stream_), "cudaEventRecord");
   }
   Result<void> wait(std::size_t slot) override {
-    return called(cudaEventSynchronize(copied_[slot]), "cudaEventSynchronize");
+    return check(cudaEventSynchronize(copied_[slot]), "cudaEventSynchronize");
   }
 
  private:
-  Result<void> called(cudaError_t result, std::string_view call) const {
-    return check(result, call, device_);
-  }
-
-  int device_;
-  cudaStream_t main_, stream_ = nullptr;
+  cudaStream_t beside_ = nullptr;
   std::array<cudaEvent_t, kSlots> copied_{}, released_{};
 };
 
 /// Each slot is an instantiated graph. `noted`: where the kernels, whose calls return nothing, keep their
 /// first error; one made while recording is the recording's and is taken from there, for the step can still
 /// be called.
-class CudaStepRecorder final : public StepRecorder {
+class CudaStepRecorder final : public StepRecorder, OnStream {
  public:
   CudaStepRecorder(int device, cudaStream_t stream, Result<void>& noted)
-      : device_(device), stream_(stream), noted_(noted) {}
+      : OnStream(device, stream), noted_(noted) {}
   ~CudaStepRecorder() override {
     for (std::size_t slot = 0; slot < graphs_.size(); ++slot) drop(slot);
     for (cudaEvent_t mark : marks_)
@@ -150,12 +157,6 @@ class CudaStepRecorder final : public StepRecorder {
     return check(cudaGraphUpload(graphs_[slot], stream_), "cudaGraphUpload");
   }
 
-  Result<void> check(cudaError_t result, std::string_view call) const {
-    return muster::cuda::check(result, call, device_);
-  }
-
-  int device_;
-  cudaStream_t stream_;
   Result<void>& noted_;
   std::array<cudaGraphExec_t, kSlots> graphs_{};
   std::array<cudaEvent_t, 2> marks_{};
@@ -163,9 +164,9 @@ class CudaStepRecorder final : public StepRecorder {
 
 /// Events in the stream. How a GPU's clock stands to the host's is found by events put into the idle stream:
 /// each was reached between two looks at the host's clock, and of several the closest two hold.
-class CudaStreamTimer final : public StreamTimer {
+class CudaStreamTimer final : public StreamTimer, OnStream {
  public:
-  CudaStreamTimer(int device, cudaStream_t stream) : device_(device), stream_(stream) {
+  CudaStreamTimer(int device, cudaStream_t stream) : OnStream(device, stream) {
     status_ = select(device_);
     if (status_)
       status_ =
@@ -259,12 +260,6 @@ class CudaStreamTimer final : public StreamTimer {
     return marks_++;
   }
 
-  Result<void> check(cudaError_t result, std::string_view call) const {
-    return muster::cuda::check(result, call, device_);
-  }
-
-  int device_;
-  cudaStream_t stream_;
   cudaStream_t beside_ = nullptr;
   std::vector<cudaEvent_t> events_;  // of marks, and made ahead
   std::size_t marks_ = 0;
