@@ -66,11 +66,8 @@ class BlockWriter {
   }
 
  private:
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
   struct Block {
-    std::unique_ptr<char, Free> memory;
+    std::shared_ptr<char> memory;
     std::future<Result<void>> writing;  // its end is waited for before the memory is freed
   };
 
@@ -80,7 +77,8 @@ class BlockWriter {
     const std::size_t bytes = std::min(size_bytes_ / kPageBytes * kPageBytes + kPageBytes, kBlockBytes);
     // As one large page: given and pinned once instead of 512 times, which is a quarter of the time of 1 GB.
     const bool is_large = bytes == kBlockBytes;
-    block.memory.reset(static_cast<char*>(std::aligned_alloc(is_large ? kBlockBytes : kPageBytes, bytes)));
+    const std::size_t alignment = is_large ? kBlockBytes : kPageBytes;
+    block.memory.reset(static_cast<char*>(std::aligned_alloc(alignment, bytes)), std::free);
     if (is_large) (void)::madvise(block.memory.get(), bytes, MADV_HUGEPAGE);
     return {};
   }

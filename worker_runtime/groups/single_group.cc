@@ -20,9 +20,6 @@ class SingleGroup final : public ProcessGroup {
  public:
   /// `gpu`: nullptr on the CPU. `stream`: the compute stream; not owned.
   SingleGroup(std::shared_ptr<nccl::NcclDevice> gpu, void* stream) : gpu_(std::move(gpu)), stream_(stream) {}
-  ~SingleGroup() override {
-    for (void* block : blocks_) gpu_ != nullptr ? gpu_->free(block) : std::free(block);
-  }
 
   int rank() const override { return 0; }
   int world_size() const override { return 1; }
@@ -75,12 +72,12 @@ class SingleGroup final : public ProcessGroup {
     if (gpu_ != nullptr) {
       MUSTER_OK(gpu_->select());
       MUSTER_TRY(block, gpu_->allocate(rounded));
-    } else if (block = std::aligned_alloc(64, rounded); block != nullptr) {
-      std::memset(block, 0, rounded);
-    } else {
-      return fail(ErrorCode::kExhausted, "allocate {} bytes: out of memory", size_bytes);
+      blocks_.emplace_back(block, [gpu = gpu_](void* memory) { gpu->free(memory); });
+      return block;
     }
-    blocks_.push_back(block);
+    if (block = std::aligned_alloc(64, rounded); block == nullptr)
+      return fail(ErrorCode::kExhausted, "allocate {} bytes: out of memory", size_bytes);
+    blocks_.emplace_back(std::memset(block, 0, rounded), std::free);
     return block;
   }
 
@@ -97,7 +94,7 @@ class SingleGroup final : public ProcessGroup {
 
   const std::shared_ptr<nccl::NcclDevice> gpu_;
   void* const stream_;
-  std::vector<void*> blocks_;
+  std::vector<std::shared_ptr<void>> blocks_;
 };
 
 }  // namespace

@@ -45,7 +45,7 @@ class CpuDevice final : public Device {
       return fail(ErrorCode::kExhausted,
                   "allocate {} bytes of CPU memory: none left; use a smaller batch or model", size_bytes);
     }
-    allocations_.emplace_back(std::memset(memory, 0, rounded));
+    allocations_.emplace_back(std::memset(memory, 0, rounded), std::free);
     return memory;
   }
   void copy_to_device(void* device, const void* host, std::size_t size_bytes) override {
@@ -68,10 +68,7 @@ class CpuDevice final : public Device {
   }
 
  private:
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  std::vector<std::unique_ptr<void, Free>> allocations_;
+  std::vector<std::shared_ptr<void>> allocations_;
   Result<void> first_error_;
 };
 
