@@ -197,7 +197,7 @@ class Runner {
   }
 
   std::vector<DeviceCheck> run() {
-    while (any([](const Child& child) { return child.socket.get() >= 0; })) {
+    while (std::ranges::any_of(children_, [](const Child& child) { return bool{child.socket}; })) {
       go_on();
       if (!read_some()) break;
     }
@@ -223,36 +223,31 @@ class Runner {
     ::_exit(done ? 0 : 1);
   }
 
-  template <class Holds>
-  [[nodiscard]] bool any(Holds holds) const {
-    return std::any_of(children_.begin(), children_.end(), holds);
-  }
-  template <class Holds>
-  [[nodiscard]] bool all(Holds holds) const {
-    return std::all_of(children_.begin(), children_.end(), holds);
-  }
-
   /// Tells all to go on together, or not at all; and to end, when all is done.
   void go_on() {
-    if (any([](const Child& child) { return has_failed(child.check); })) {
+    if (std::ranges::any_of(children_, has_failed, &Child::check)) {
       if (stopping_) return;
       if (together_) {
         deadline_ = std::min(deadline_, SteadyClock::now() + kAfterFailure);
         stopping_ = true;
-      } else if (all([](const Child& child) { return child.check.ready || has_failed(child.check); })) {
+      } else if (std::ranges::all_of(
+                     children_, [](const DeviceCheck& check) { return check.ready || has_failed(check); },
+                     &Child::check)) {
         // Only now: a device that still does its own steps may have an error, too.
         stopping_ = true;
         dismiss_all();
       }
       return;
     }
-    if (!together_ && all([](const Child& child) { return child.check.ready.has_value(); })) {
+    const auto is_ready = [](const DeviceCheck& check) { return check.ready.has_value(); };
+    if (!together_ && std::ranges::all_of(children_, is_ready, &Child::check)) {
       together_ = true;
       const std::uint16_t port = *children_.front().check.ready;
       for (const Child& child : children_)
         if (child.socket) (void)::send(child.socket.get(), &port, sizeof port, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
-    if (together_ && !dismissed_ && all([](const Child& child) { return child.check.done; })) dismiss_all();
+    if (together_ && !dismissed_ && std::ranges::all_of(children_, &DeviceCheck::done, &Child::check))
+      dismiss_all();
   }
 
   /// They end at the end of their input.
