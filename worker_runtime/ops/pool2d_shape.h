@@ -4,6 +4,7 @@
 
 #include <muster/nn.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/ops/shape_text.h"
 
 namespace muster::nn {
@@ -19,19 +20,19 @@ namespace muster::nn {
   return nhwc ? f.x[0].channels() : 1;
 }
 
-[[nodiscard]] inline Result<Shape> pool2d_shape(const std::string& type, std::span<const Shape> inputs,
+[[nodiscard]] inline Result<Shape> pool2d_shape(std::string_view type, std::span<const Shape> inputs,
                                                 const Pool2dOptions& o) {
   if (o.kernel < 1 || o.stride < 1 || o.padding < 0 || o.padding > o.kernel / 2)
-    return fail(ErrorCode::kInvalidArgument,
-                type + " with kernel " + std::to_string(o.kernel) + ", stride " + std::to_string(o.stride) +
-                    ", padding " + std::to_string(o.padding) +
-                    ": kernel and stride must be positive, the padding at most half the kernel");
+    return invalid(
+        "{} with kernel {}, stride {}, padding {}: kernel and stride must be positive, the padding at most "
+        "half the kernel",
+        type, o.kernel, o.stride, o.padding);
   if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][1] + 2 * o.padding < o.kernel ||
       inputs[0][2] + 2 * o.padding < o.kernel)
-    return fail(ErrorCode::kInvalidArgument, type + " with a kernel of " + std::to_string(o.kernel) +
-                                                 " expects (channels, height, width) that hold it, it has " +
-                                                 to_text(inputs) +
-                                                 "; use a smaller kernel, or larger images");
+    return invalid(
+        "{} with a kernel of {} expects (channels, height, width) that hold it, it has {}; use a smaller "
+        "kernel, or larger images",
+        type, o.kernel, to_text(inputs));
   const auto size = [&](int input) { return (input + 2 * o.padding - o.kernel) / o.stride + 1; };
   return Shape{inputs[0][0], size(inputs[0][1]), size(inputs[0][2])};
 }

@@ -5,6 +5,8 @@
 #include <span>
 #include <string>
 
+#include <fmt/format.h>
+
 #include <muster/operation.h>
 
 #include "worker_runtime/device/device.h"
@@ -20,9 +22,7 @@ class AnyFormatOperation : public Operation {
 };
 
 [[nodiscard]] inline std::string to_text(const Shape& shape) {
-  std::string text = "(";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  return text + ")";
+  return fmt::format("({})", fmt::join(shape, ", "));
 }
 
 /// "(3, 4) and (4)"; "nothing".

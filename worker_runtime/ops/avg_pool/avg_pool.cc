@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker_runtime/ops/avg_pool/avg_pool.h"
 
-#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/pool2d_shape.h"
 
 namespace muster::nn {
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "worker_runtime/ops/cast/half.h"
-#include "worker_runtime/ops/pool2d_shape.h"
 
 namespace muster::nn {
 

@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <array>
 
-#include <muster/nn.h>
-
-#include "rendezvous/base/fail.h"
 #include "worker_runtime/device/device.h"
+#include "worker_runtime/ops/pool2d_shape.h"
 
 namespace muster::nn {
 

@@ -6,7 +6,6 @@
 #include <muster/operation.h>
 
 #include "worker_runtime/ops/cast/half.h"
-#include "worker_runtime/ops/pool2d_shape.h"
 
 namespace muster::nn {
 
