@@ -11,7 +11,6 @@
 #include <linux/magic.h>
 #include <mutex>
 #include <string>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -72,20 +71,14 @@ std::shared_ptr<RuntimePageMap> RuntimePageMap::open(std::string_view progress_f
   if (!lies_in_memory(slash == std::string::npos ? "." : path.substr(0, slash + 1))) return nullptr;
   const UniqueFd file = open_page_file(path, sizeof(RuntimePage));
   if (!file) return nullptr;
-  void* const memory =
-      ::mmap(nullptr, sizeof(RuntimePage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  if (memory == MAP_FAILED) return nullptr;
-  auto* const page = static_cast<RuntimePage*>(memory);
+  auto page = map_page<RuntimePage>(file);
+  if (page == nullptr) return nullptr;
   if (std::string_view(page->magic.data(), page->magic.size()) != kRuntimePageMagic) {
     const bool is_new = std::all_of(page->magic.begin(), page->magic.end(), [](char c) { return c == 0; });
     if (!is_new) *page = RuntimePage{};  // something else's
     std::memcpy(page->magic.data(), kRuntimePageMagic.data(), page->magic.size());
   }
-  return std::shared_ptr<RuntimePageMap>(new RuntimePageMap(page, path));
-}
-
-RuntimePageMap::~RuntimePageMap() {
-  ::munmap(page_, sizeof(RuntimePage));
+  return std::shared_ptr<RuntimePageMap>(new RuntimePageMap(std::move(page), path));
 }
 
 void RuntimePageMap::mark(PageMark mark) {
@@ -130,19 +123,17 @@ PageSlot* RuntimePageMap::claim(std::string_view name) {
 }
 
 CollectiveRecord::CollectiveRecord(std::shared_ptr<RuntimePageMap> map, std::string_view group,
-                                   std::string_view backend, int world_size)
-    : map_(std::move(map)), slot_(map_ ? map_->claim(group) : nullptr) {
-  if (slot_ == nullptr) return;
+                                   std::string_view backend, int world_size) {
+  PageSlot* const slot = map ? map->claim(group) : nullptr;
+  if (slot == nullptr) return;
+  slot_.reset(slot, [map = std::move(map)](PageSlot* claimed) {
+    // A child that was forked has the page too, and ends its copies of the groups.
+    if (claimed->owner == static_cast<std::uint32_t>(::getpid())) put(claimed->state, PageState::kGone);
+  });
   slot_->backend = {};
   (void)backend.copy(slot_->backend.data(), slot_->backend.size() - 1);
   put(slot_->world_size, static_cast<std::uint32_t>(world_size));
   write(PageOperation::kNone, 0, 0, -1, PageState::kNone);
-}
-
-CollectiveRecord::~CollectiveRecord() {
-  // A child that was forked has the page too, and ends its copies of the groups.
-  if (slot_ != nullptr && slot_->owner == static_cast<std::uint32_t>(::getpid()))
-    put(slot_->state, PageState::kGone);
 }
 
 void CollectiveRecord::begin(PageOperation operation, std::uint64_t sequence, std::uint64_t size_bytes,

@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <sys/mman.h>
 
 #include "rendezvous/base/runtime_page.h"
 #include "rendezvous/base/unique_fd.h"
@@ -19,6 +19,13 @@ namespace muster {
 
 /// A file of one page that the launcher reads: made, reserved and open; none where that cannot be.
 [[nodiscard]] UniqueFd open_page_file(const std::string& path, std::size_t size_bytes);
+/// Its memory; nullptr where it cannot be mapped.
+template <class Page>
+[[nodiscard]] std::shared_ptr<Page> map_page(const UniqueFd& file) {
+  void* const memory = ::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (memory == MAP_FAILED) return nullptr;
+  return {static_cast<Page*>(memory), [](Page* page) { ::munmap(page, sizeof(Page)); }};
+}
 /// Of a file or folder: on a tmpfs.
 [[nodiscard]] bool lies_in_memory(const std::string& path);
 
@@ -28,8 +35,6 @@ class RuntimePageMap {
   [[nodiscard]] static std::shared_ptr<RuntimePageMap> open();
   /// Beside this one.
   [[nodiscard]] static std::shared_ptr<RuntimePageMap> open(std::string_view progress_file);
-  ~RuntimePageMap();
-  RuntimePageMap& operator=(RuntimePageMap&&) = delete;  // nor copied
 
   [[nodiscard]] RuntimePage& page() { return *page_; }
 
@@ -43,9 +48,10 @@ class RuntimePageMap {
   [[nodiscard]] PageSlot* claim(std::string_view name);
 
  private:
-  RuntimePageMap(RuntimePage* page, std::string path) : page_(page), path_(std::move(path)) {}
+  RuntimePageMap(std::shared_ptr<RuntimePage> page, std::string path)
+      : page_(std::move(page)), path_(std::move(path)) {}
 
-  RuntimePage* page_;
+  std::shared_ptr<RuntimePage> page_;
   std::string path_;
 };
 
@@ -70,14 +76,6 @@ class CollectiveRecord {
   /// `map` may be nullptr.
   CollectiveRecord(std::shared_ptr<RuntimePageMap> map, std::string_view group, std::string_view backend,
                    int world_size);
-  ~CollectiveRecord();
-  CollectiveRecord(CollectiveRecord&& other) noexcept
-      : map_(std::move(other.map_)), slot_(std::exchange(other.slot_, nullptr)) {}
-  CollectiveRecord& operator=(CollectiveRecord&& other) noexcept {
-    std::swap(map_, other.map_);
-    std::swap(slot_, other.slot_);
-    return *this;
-  }
 
   void begin(PageOperation operation, std::uint64_t sequence, std::uint64_t size_bytes, int root = -1);
   /// The one that was begun last, unless it has ended already.
@@ -87,8 +85,7 @@ class CollectiveRecord {
   void write(PageOperation operation, std::uint64_t sequence, std::uint64_t size_bytes, int root,
              PageState state);
 
-  std::shared_ptr<RuntimePageMap> map_;
-  PageSlot* slot_ = nullptr;  // nullptr: nowhere
+  std::shared_ptr<PageSlot> slot_;  // nullptr: nowhere; gives it back, and keeps the page
 };
 
 }  // namespace muster

@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <string>
 #include <sys/inotify.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <muster/progress.h>
@@ -34,24 +33,16 @@ class Progress::Page {
     if (path == nullptr || *path == '\0') return nullptr;
     UniqueFd file = open_page_file(path, sizeof(ProgressPage));
     if (!file) return nullptr;
-    if (!lies_in_memory(path)) {
-      auto page = std::unique_ptr<Page>(new Page(std::move(file)));
-      if (!page->load()) return nullptr;
-      page->initialize();
-      return page;
-    }
-    void* const memory =
-        ::mmap(nullptr, sizeof(ProgressPage), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-    if (memory == MAP_FAILED) return nullptr;
-    auto page = std::unique_ptr<Page>(new Page(static_cast<ProgressPage*>(memory)));
-    page->initialize();
-    page->start_ = RuntimePageMap::open(path);
+    const bool is_mapped = lies_in_memory(path);
+    auto memory = is_mapped ? map_page<ProgressPage>(file) : std::make_shared<ProgressPage>();
+    if (memory == nullptr) return nullptr;
+    if (!is_mapped) (void)retry_eintr([&] { return ::pread(file.get(), memory.get(), sizeof *memory, 0); });
+    std::unique_ptr<Page> page(new Page(is_mapped ? UniqueFd() : std::move(file), std::move(memory)));
+    if (is_mapped) page->start_ = RuntimePageMap::open(path);
     return page;
   }
 
-  ~Page() {
-    if (!file_) ::munmap(page_, sizeof(ProgressPage));
-  }
+  ~Page() { moved(true, true); }
   Page& operator=(Page&&) = delete;  // nor copied
 
   [[nodiscard]] ProgressPage& get() const { return *page_; }
@@ -95,11 +86,8 @@ class Progress::Page {
  private:
   static constexpr std::size_t kMaxText = 400;
 
-  explicit Page(ProgressPage* mapped) : page_(mapped) {}
-  explicit Page(UniqueFd file) : file_(std::move(file)), page_(&own_) {}
-
-  bool load() {
-    return retry_eintr([&] { return ::pread(file_.get(), page_, sizeof *page_, 0); }) == sizeof *page_;
+  Page(UniqueFd file, std::shared_ptr<ProgressPage> page) : file_(std::move(file)), page_(std::move(page)) {
+    initialize();
   }
 
   /// Another object of this process, or of the program that executed this one, may have been here.
@@ -118,29 +106,20 @@ class Progress::Page {
     if (!at_once && now - written_ < kBetweenWrites) return;
     written_ = now;
     // A full disk costs the word, not the training.
-    (void)retry_eintr([&] { return ::pwrite(file_.get(), page_, sizeof *page_, 0); });
+    (void)retry_eintr([&] { return ::pwrite(file_.get(), page_.get(), sizeof *page_, 0); });
   }
 
-  UniqueFd file_;       // where it is written instead of mapped
-  ProgressPage own_{};  // likewise
-  ProgressPage* page_;
+  UniqueFd file_;  // where it is written instead of mapped
+  std::shared_ptr<ProgressPage> page_;
   Clock::time_point written_{};
   std::shared_ptr<RuntimePageMap> start_;  // until its second step begins
 };
 
 Progress::Progress() : Progress(std::getenv(std::string(env::kProgressFile).c_str())) {}
 Progress::Progress(const char* path) : page_(Page::open(path)) {}
-Progress::~Progress() {
-  if (page_) page_->moved(true, true);
-}
+Progress::~Progress() = default;
 Progress::Progress(Progress&&) noexcept = default;
-Progress& Progress::operator=(Progress&& other) noexcept {
-  if (this != &other) {
-    if (page_) page_->moved(true, true);
-    page_ = std::move(other.page_);
-  }
-  return *this;
-}
+Progress& Progress::operator=(Progress&&) noexcept = default;
 
 void Progress::begin_epoch(std::int64_t epoch, std::int64_t steps) {
   if (!page_) return;
