@@ -34,25 +34,18 @@ Result<std::shared_ptr<Store>> open_store(const Placement& placement, Millis tim
   return TcpStore::connect({.host = placement.host, .port = placement.port, .timeout = timeout});
 }
 
-/// A view of the store for this meeting of the ranks: after a restart, or when a program calls init() again,
-/// the keys of the earlier meeting are still there.
-Result<std::shared_ptr<Store>> enter(const Placement& placement, const std::shared_ptr<Store>& store,
-                                     Millis timeout, Instant deadline) {
-  const auto meetings = make_prefix_store("muster/meet", store);
-  MUSTER_TRY(const auto name, groups::meet(*meetings, placement.rank, placement.world_size, deadline));
-  auto view = make_prefix_store("muster/" + name, store);
-  view->set_timeout(timeout);
-  return view;
-}
-
+/// `prefix`: of the group's keys in the store.
 Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, const Placement& placement,
-                                                 Store& store, const GroupName& name) {
+                                                 const std::shared_ptr<Store>& all, const std::string& prefix,
+                                                 const GroupName& name) {
+  // A world of one needs no store, but an NCCL group is made through one.
+  const auto store = make_prefix_store(prefix, all != nullptr ? all : make_hash_store());
   if (options.backend == Backend::kNccl) {
     if (placement.world_size == 1) {
       MUSTER_TRY(std::shared_ptr<nccl::NcclDevice> gpu, nccl::make_cuda_device(options.cuda_device));
       return nccl::make_single_group(std::move(gpu), options.cuda_stream);
     }
-    return make_nccl_group(store, placement.rank, placement.world_size, options.cuda_device,
+    return make_nccl_group(*store, placement.rank, placement.world_size, options.cuda_device,
                            options.cuda_stream, options.timeout, name);
   }
   const Environment environment = current_environment();
@@ -68,7 +61,7 @@ Result<std::unique_ptr<ProcessGroup>> make_group(const InitOptions& options, con
        .interface = std::string(lookup(environment, env::kGlooInterface).value_or("")),
        .name = name.text,
        .page = name.page},
-      store);
+      *store);
 }
 
 /// Everybody says on which host it is: nobody goes on before all have come, and who is missing is named.
@@ -91,7 +84,11 @@ Result<void> come_together(const Placement& placement, Millis timeout,
   const Instant deadline = SteadyClock::now() + timeout;
   MUSTER_TRY(const auto store, open_store(placement, timeout, context.hosted_server));
   mark(page, PageMark::kStoreConnected);
-  MUSTER_TRY(context.store, enter(placement, store, timeout, deadline));
+  const auto meetings = make_prefix_store("muster/meet", store);
+  MUSTER_TRY(const auto name, groups::meet(*meetings, placement.rank, placement.world_size, deadline));
+  // After a restart, or when a program calls init() again, the keys of the earlier meeting are still there.
+  context.store = make_prefix_store("muster/" + name, store);
+  context.store->set_timeout(timeout);
   MUSTER_OK(gather(placement, *context.store, deadline, context));
   mark(page, PageMark::kGathered);
   return {};
@@ -127,11 +124,8 @@ Result<Context> init(const InitOptions& options) {
       return fail(fmt::format("init of rank {} of {}", placement.rank, placement.world_size),
                   std::move(together).error());
   }
-  // A world of one needs no store, but an NCCL group is made through one.
-  const auto store =
-      make_prefix_store("group/default", context.store != nullptr ? context.store : make_hash_store());
-  MUSTER_TRY(context.group,
-             make_group(options, placement, *store, {.text = "default", .page = page, .tells_start = true}));
+  MUSTER_TRY(context.group, make_group(options, placement, context.store, "group/default",
+                                       {.text = "default", .page = page, .tells_start = true}));
   mark(page, PageMark::kGroupReady);
   if (page) page->announce();
   return context;
@@ -147,10 +141,8 @@ Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::str
   // Only to find the best network interface; the store is there already.
   if (const auto again = find_placement(options.init_method, current_environment()))
     placement.host = again->host;
-  const auto store = make_prefix_store(fmt::format("group/named/{}", name),
-                                       context.store != nullptr ? context.store : make_hash_store());
-  auto group =
-      make_group(options, placement, *store, {.text = std::string(name), .page = RuntimePageMap::open()});
+  auto group = make_group(options, placement, context.store, fmt::format("group/named/{}", name),
+                          {.text = std::string(name), .page = RuntimePageMap::open()});
   if (!group) return fail(fmt::format("new_group {}", name), std::move(group).error());
   return group;
 }
