@@ -13,14 +13,9 @@ Result<void> StepGraph::run(std::uint64_t key, const Step& step, std::uint64_t s
   if (next.action == StepGraphPlan::Action::kCapture) return capture(next.slot, step);
   MUSTER_OK(recorder_->replay(next.slot));
   num_replays_ += steps;
-  return bound_run_ahead(steps);
-}
-
-/// Every kRunAhead steps: waits for the mark of so many steps ago.
-Result<void> StepGraph::bound_run_ahead(std::uint64_t steps) {
   unmarked_ += steps;
   if (unmarked_ < kRunAhead) return {};
-  unmarked_ = 0;
+  unmarked_ = 0;  // and now waits for the mark of so many steps ago
   const std::size_t which = ++marks_ % 2;
   MUSTER_OK(recorder_->mark(which));
   return marks_ == 1 ? Result<void>{} : recorder_->wait(1 - which);

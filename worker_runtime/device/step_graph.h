@@ -101,7 +101,6 @@ class StepGraph {
   [[nodiscard]] std::uint64_t num_replays() const { return num_replays_; }
 
  private:
-  [[nodiscard]] Result<void> bound_run_ahead(std::uint64_t steps);
   [[nodiscard]] Result<void> capture(std::size_t slot, const Step& step);
 
   const std::unique_ptr<StepRecorder> recorder_;

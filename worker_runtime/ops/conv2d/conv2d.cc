@@ -14,14 +14,6 @@
 namespace muster::nn {
 namespace {
 
-/// Of the largest tensor.
-double largest_tensor(const ConvShape& s) {
-  const double planes = std::max(s.in_channels * (double{1} * s.height * s.width),
-                                 s.out_channels * (double{1} * s.out_height() * s.out_width()));
-  return std::max(planes * s.batch,
-                  double{1} * s.in_channels * s.out_channels * s.kernel * s.kernel / s.groups);
-}
-
 class Conv2d final : public Operation {
  public:
   explicit Conv2d(const Conv2dOptions& options) : options_(options) {}
@@ -106,7 +98,11 @@ class Conv2d final : public Operation {
 }  // namespace
 
 Result<std::unique_ptr<PreparedConv2d>> PreparedConv2d::make(Device& device, const ConvShape& shape) {
-  if (largest_tensor(shape) > std::numeric_limits<int>::max())  // offsets inside a tensor are ints
+  const double x = double{1} * shape.batch * shape.in_channels * shape.height * shape.width;
+  const double y = double{1} * shape.batch * shape.out_channels * shape.out_height() * shape.out_width();
+  const double w = double{1} * shape.in_channels * shape.out_channels * shape.kernel * shape.kernel;
+  // Offsets inside a tensor are ints.
+  if (std::max({x, y, w / shape.groups}) > std::numeric_limits<int>::max())
     return fail(ErrorCode::kUnsupported,
                 "conv2d {}->{} on a batch of {} images of {}x{}: a tensor would exceed 2^31 elements; use a "
                 "smaller batch",

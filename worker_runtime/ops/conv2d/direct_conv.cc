@@ -347,12 +347,6 @@ HWY_EXPORT(weight_gradient);
 
 namespace {
 
-bool is_supported(const ConvShape& s) {
-  // Larger images would overflow the int offsets of the scratch rows, and are oneDNN's field anyway.
-  return s.height <= 4096 && s.width <= 4096 && s.stride == 1 && s.padding == 0 &&
-         (s.kernel == 3 || s.kernel == 5) && s.out_width() >= 8;
-}
-
 struct DirectConv final : PreparedConv2d {
   explicit DirectConv(const ConvShape& of) : shape(of) {
     // The input's gradient: two channels of two samples at a time.
@@ -382,8 +376,10 @@ struct DirectConv final : PreparedConv2d {
 // 6->16 5x5 on 12x12, batch 64: 620 / 1012;  3->16 3x3 on 34x34, batch 16: 664 / 1424 (its dx of few channels
 // is slow); 32->32 3x3 on 18x18, batch 16: 2391 / 2178;  16->32 5x5 on 14x14, batch 16: 1987 / 1160.
 std::unique_ptr<PreparedConv2d> make_direct_conv(const ConvShape& s) {
-  if (!is_supported(s) || s.in_channels >= 16 || s.groups != 1) return nullptr;
-  return std::make_unique<DirectConv>(s);
+  // Larger images would overflow the int offsets of the scratch rows, and are oneDNN's field anyway.
+  const bool fits = s.height <= 4096 && s.width <= 4096 && s.stride == 1 && s.padding == 0 &&
+                    (s.kernel == 3 || s.kernel == 5) && s.out_width() >= 8;
+  return fits && s.in_channels < 16 && s.groups == 1 ? std::make_unique<DirectConv>(s) : nullptr;
 }
 
 }  // namespace muster::nn
