@@ -20,9 +20,7 @@ std::string sha256(std::span<const std::string_view> pieces) {
   std::array<unsigned char, 32> digest{};
   good = good && EVP_DigestFinal_ex(evp.get(), digest.data(), nullptr) == 1;
   MUSTER_CHECK(good, "libcrypto computes no SHA-256");
-  std::string text;
-  for (const unsigned char byte : digest) text += fmt::format("{:02x}", byte);
-  return text;
+  return fmt::format("{:02x}", fmt::join(digest, ""));
 }
 
 }  // namespace muster

@@ -43,10 +43,7 @@ double wall_time() {
 
 /// A record of an event file: length, its masked CRC, data, its masked CRC; little-endian.
 void append_record(std::string& out, const std::string& data) {
-  const auto put = [&out](auto number) {
-    for (std::size_t i = 0; i < sizeof number; ++i)
-      out.push_back(static_cast<char>(number >> (8 * i) & 0xff));
-  };
+  const auto put = [&out](auto number) { out.append(reinterpret_cast<const char*>(&number), sizeof number); };
   const auto put_crc = [&put](std::string_view bytes) {
     const std::uint32_t sum = crc32c(bytes);
     put((sum >> 15 | sum << 17) + 0xa282ead8U);
@@ -61,10 +58,7 @@ void append_record(std::string& out, const std::string& data) {
 /// -1e20 ... -1e-12, 0, 1e-12 ... 1e20, computed as TensorBoard does.
 std::vector<double> histogram_edges() {
   std::vector<double> edges{0};
-  for (double v = 1e-12; v < 1e20; v *= 1.1) edges.push_back(v);
-  const std::size_t positive = edges.size() - 1;
-  edges.reserve(2 * positive + 1);
-  for (std::size_t i = 1; i <= positive; ++i) edges.push_back(-edges[i]);
+  for (double v = 1e-12; v < 1e20; v *= 1.1) edges.insert(edges.end(), {v, -v});
   std::sort(edges.begin(), edges.end());
   return edges;
 }
