@@ -7,6 +7,7 @@
 // heartbeats go on. Owned by Agent; one loop. It is alive while a worker's end can still be learnt.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <set>
@@ -139,7 +140,8 @@ class Attempt {
   /// How the attempt ended, once all is done: workers, report. An error: the other nodes cannot be reached.
   [[nodiscard]] const std::optional<Result<FailureNotice>>& result() const { return result_; }
   [[nodiscard]] const Assignment& assignment() const { return assignment_; }
-  [[nodiscard]] Restart restart() const { return {failed_, stopped_, 0}; }
+  // The failure may be of another node, whose workers ran on when those of this one had ended.
+  [[nodiscard]] Restart restart() const { return {failed_, std::max(failed_, stopped_), 0}; }
 
   [[nodiscard]] bool owns(pid_t pid) const { return group_.owns(pid); }
   void window_changed() { router_.window_changed(); }

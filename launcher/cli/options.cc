@@ -259,8 +259,8 @@ Result<const OptionRow*> find_option(std::string_view name) {
     std::erase_if(matches, [](const OptionRow* row) { return row->is(kOwn); });
   if (matches.size() == 1) return matches.front();
   if (matches.empty())
-    return usage("unknown option --{}; the nearest is --{} (see muster --help)", name,
-                 nearest_name(kOptionTable, dashed));
+    return usage("unknown option --{}{} (see muster --help)", name,
+                 nearest_name("; the nearest is --", kOptionTable, dashed));
   std::string names;
   for (const OptionRow* row : matches) names += fmt::format("{}--{}", names.empty() ? "" : ", ", row->name);
   return usage("--{} is ambiguous: {}", name, names);

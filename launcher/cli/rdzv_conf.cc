@@ -86,7 +86,7 @@ Result<ElasticConf> parse_elastic_conf(std::string_view conf, ElasticConf out) {
     const auto &key = pair.first, &value = pair.second;
     const auto* const row = std::ranges::find(kRdzvKeys, key, &RdzvKey::name);
     if (row == kRdzvKeys.end())
-      return usage("--rdzv-conf: unknown key {}; the nearest is {}", key, nearest_name(kRdzvKeys, key));
+      return usage("--rdzv-conf: unknown key {}{}", key, nearest_name("; the nearest is ", kRdzvKeys, key));
     MUSTER_OK(std::visit([&](auto to) { return put_value(*row, value, out.*to); }, row->target));
     if (row->of_etcd) out.etcd_key = key;
     if (out.store_type != "tcp") return wrong(key, value, "the coordinator is reached by TCP only");

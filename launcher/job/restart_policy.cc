@@ -79,9 +79,9 @@ Result<void> FailureRules::add(std::string_view part) {
   const auto found = std::ranges::find(names, part, &FailureName::name);
   if (found == names.end())
     return usage(
-        "{}: '{}' is no failure; did you mean {}? There are {}, signal:NAME, and exit "
+        "{}: '{}' is no failure{}; there are {}, signal:NAME, and exit "
         "codes from 1 to 255 with ranges, as in exit:75 or 64-78",
-        this->text(), part, nearest_name(names, part), failure_names());
+        this->text(), part, nearest_name("; the nearest is ", names, part), failure_names());
   classes_.insert(classes_.end(), found->classes.begin(), found->classes.end());
   lost_nodes_ |= found->classes.empty();
   return {};

@@ -51,6 +51,11 @@ class EndpointHost final : public net::CoordinatorHost {
     callbacks_ = std::move(callbacks);
     // With TLS and no certificate it would have nothing to show: the coordinator is elsewhere, or a musterd.
     if (elastic.is_host == false || (elastic.tls && !elastic.tls_server)) return locate({});
+    if (elastic.ranks_given && !job_.one_node() && is_numeric_address(place) &&
+        !names_this_host(place, own_, ""))
+      log_.warning(fmt::format(
+          "this is node 0, but {} is no address of this host; give each node a --node-rank of its own",
+          place));
     const bool here = elastic.is_host == true || names_this_host(place, own_, asio::ip::host_name());
     const bool named = !is_numeric_address(place) && !is_loopback(place);
     // Where the name leads matters to who does not listen everywhere.

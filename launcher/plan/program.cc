@@ -46,7 +46,9 @@ FileKind kind_of(const std::string& path) {
   return ::access(path.c_str(), X_OK) == 0 ? FileKind::kExecutable : FileKind::kFile;
 }
 
+/// What a pipe or a terminal gives is the program's to read.
 bool is_elf(const std::string& path) {
+  if (struct stat info{}; ::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return false;
   const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
   char magic[4] = {};
   return fd && ::read(fd.get(), magic, sizeof magic) == 4 && std::string_view(magic, 4) == "\177ELF";

@@ -45,11 +45,13 @@ template <class First, class... Rest>
   return previous[b.size()];
 }
 
-/// The name of the row that is nearest to `name`; the first of several. `rows` is not empty.
+/// `before` and the name of the row nearest to `name`; nothing where no slip of the fingers explains it.
 template <class Rows>
-[[nodiscard]] std::string_view nearest_name(const Rows& rows, std::string_view name) {
-  return std::ranges::min_element(rows, {}, [&](const auto& row) { return edit_distance(name, row.name); })
-      ->name;
+[[nodiscard]] std::string nearest_name(std::string_view before, const Rows& rows, std::string_view name) {
+  const auto distance = [&](const auto& row) { return edit_distance(name, row.name); };
+  const auto& nearest = *std::ranges::min_element(rows, {}, distance);
+  const bool is_near = distance(nearest) <= std::max<std::size_t>(2, name.size() / 3);
+  return is_near ? std::string(before).append(nearest.name) : std::string();
 }
 
 }  // namespace muster::launcher

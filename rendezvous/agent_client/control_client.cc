@@ -162,6 +162,8 @@ class ControlClient::Impl : public std::enable_shared_from_this<Impl> {
       }
       if (!again || now >= deadline) {
         if (again && !was_joined) {
+          // The last attempt had no time left: what the one before met says more.
+          if (error.code == ErrorCode::kTimeout && !told.empty()) error.message = told;
           error.code = ErrorCode::kTimeout;
           error.message += fmt::format(
               " (tried for {:.1f} s){}", seconds_between(began, now),

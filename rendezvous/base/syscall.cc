@@ -65,8 +65,9 @@ Error errno_error(std::string_view what, int error_number) {
 }
 
 Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
-  const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
-  if (!fd) return fail(errno_error("open " + path, errno));
+  // Not blocking: opening a FIFO would wait for a writer. Reading one that nobody writes to ends at once.
+  const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
+  if (!fd || ::fcntl(fd.get(), F_SETFL, 0) != 0) return fail(errno_error("open " + path, errno));
   std::string out;
   char block[65536];
   while (true) {

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from launcher_support import MUSTER, ROOT, clean_environment, muster
+from ports import free_port
 
 DUMP = """
 import json, os, sys
@@ -198,7 +199,8 @@ def test_a_virtual_environments_python_is_used(muster):
 
 @pytest.mark.parametrize("args,code,says", [
     ([], 2, "no program given"),
-    (["--nosuch", "true"], 2, "unknown option --nosuch; the nearest is"),
+    (["--nosuch", "true"], 2, "unknown option --nosuch (see muster --help)"),
+    (["--hostfile=hosts", "true"], 2, "unknown option --hostfile (see muster --help)"),
     (["--max-restats=1", "true"], 2, "--max-restarts"),
     (["--max-restarts=x", "true"], 2, "--max-restarts=x"),
     (["--nproc-per-node=0", "true"], 2, "--nproc-per-node=0"),
@@ -221,6 +223,25 @@ def test_what_is_wrong_is_said_in_one_line(muster, args, code, says):
     assert says in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert result.stdout == ""
+
+
+def test_a_program_that_comes_through_a_pipe_is_read_by_python_alone(muster):
+    result = subprocess.run([MUSTER, "--nproc-per-node=1", "/dev/stdin"], input="print('all of it')\n", capture_output=True, text=True, timeout=60,
+                            env=clean_environment())
+    assert (result.returncode, result.stdout) == (0, "all of it\n"), result.stderr
+
+
+def test_an_error_file_that_is_a_fifo_holds_nobody_up(muster):
+    script = muster.script("fifo.py", "import os, sys; os.mkfifo(os.environ['TORCHELASTIC_ERROR_FILE']); sys.exit(3)\n")
+    result = muster.run("--nproc-per-node=1", script)
+    assert result.returncode == 3 and "exit code 3" in result.stderr
+
+
+def test_a_node_0_that_the_address_does_not_name_says_so(muster):
+    """As the second of two nodes that both got no --node-rank."""
+    args = ("--nnodes=2", f"--master-port={free_port()}", "--rdzv-conf=timeout=1", "true")
+    assert "this is node 0, but 192.0.2.1 is no address of this host" in muster.run("--master-addr=192.0.2.1", *args).stderr
+    assert "no address of this host" not in muster.run("--master-addr=127.0.0.1", *args).stderr
 
 
 def test_a_file_that_cannot_be_executed_is_named(muster):

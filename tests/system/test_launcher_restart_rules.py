@@ -61,7 +61,7 @@ def test_a_preempted_worker_goes_on_here_where_that_is_named(muster):
 
 def test_what_names_nothing_or_contradicts_is_refused(muster):
     for options, words in [
-            (["--restart-on=hangs"], ["'hangs' is no failure; did you mean hang?", "gpu-out-of-memory"]),
+            (["--restart-on=hangs"], ["'hangs' is no failure; the nearest is hang; there are", "gpu-out-of-memory"]),
             (["--restart-on=oom", "--max-restarts=0"], ["without --max-restarts"]),
             (["--restart-on=hang", "--on-hang=stop"], ["contradict"]),
             (["--restart-on=oom", "--on-hang=restart"], ["does not name hang"]),

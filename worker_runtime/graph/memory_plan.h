@@ -2,7 +2,7 @@
 // MemoryPlan: places for blocks whose times of use are known, in one arena: blocks that are never in use at
 // the same time may share memory. Pure. Largest block first, each at the lowest place where it meets no
 // other; for the networks here that is within a few hundredths of the least
-// (tests/unit/worker/memory_plan_test.cc).
+// (tests/unit/worker/ops_test.cc).
 #pragma once
 
 #include <cstddef>

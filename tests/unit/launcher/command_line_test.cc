@@ -93,6 +93,7 @@ TEST_CASE("an unknown option names the nearest one") {
   REQUIRE(error_of({"--max-restats=1", "t"}) ==
           "unknown option --max-restats; the nearest is --max-restarts (see muster --help)");
   REQUIRE_THAT(error_of({"--log_dri", "t"}), Catch::Contains("--log-dir"));
+  REQUIRE(error_of({"--verbose", "t"}) == "unknown option --verbose (see muster --help)");
   REQUIRE_THAT(error_of({"-x", "t"}), Catch::Contains("unknown option -x"));
 }
 
