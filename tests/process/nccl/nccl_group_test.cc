@@ -436,6 +436,38 @@ TEST_CASE("a group's memory is freed when the work on the compute stream no long
   }));
 }
 
+TEST_CASE("a Work that outlives its group keeps no communicator alive whose memory goes") {
+  const TemporaryDirectory directory;
+  require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
+    log_to(directory, rank);
+    Member member;
+    STEP(member.join({&directory, 2}, rank));
+    const auto memory = member.group->allocate(4000);
+    if (!memory) return text_of(memory.error());
+    auto work = member.group->start_all_reduce({*memory, 1000, DType::kFloat32});
+    if (!work) return text_of(work.error());
+    member.group.reset();
+    EXPECT(log_of(directory, rank) == "finalize\ndestroy\n");
+    work->reset();
+    return "";
+  }));
+}
+
+TEST_CASE("a Work says again what its first wait() said") {
+  const TemporaryDirectory directory;
+  require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
+    ::setenv("MUSTER_FAKE_NCCL_REFUSE_AT", "1", 1);
+    std::vector<float> values(10, 1.0F);
+    Member member;
+    STEP(member.join({&directory, 2}, rank));
+    const auto work = member.group->start_all_reduce({values.data(), 10, DType::kFloat32});
+    if (!work) return text_of(work.error());
+    const auto first = (*work)->wait(), second = (*work)->wait();
+    EXPECT(!first && !second && first.error() == second.error());
+    return "";
+  }));
+}
+
 TEST_CASE("collectives in a captured step are watched by counters and their events never queried") {
   const TemporaryDirectory directory;
   require_all(run_ranks({.world_size = 2}, [&](int rank) -> std::string {
