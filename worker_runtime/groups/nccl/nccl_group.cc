@@ -605,8 +605,8 @@ class NcclGroup final : public ProcessGroup {
       : api_(api), settings_(settings), device_(std::move(device)), stream_(stream) {}
 
   ~NcclGroup() override {
-    if (thread_ != nullptr)
-      thread_->stop();  // ends the communicator before its memory goes; a Work may be left
+    // The communicator ends before its memory goes, also where a Work is left.
+    if (thread_ != nullptr) thread_->stop();
     // ncclMemFree unmaps without waiting (NCCL 2.28.9, src/allocator.cc), unlike cudaFree.
     if (!blocks_.empty()) (void)device_->synchronize(stream_);
     if (barrier_word_ != nullptr) device_->free(barrier_word_);
