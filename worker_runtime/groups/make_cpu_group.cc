@@ -58,6 +58,11 @@ class HierarchicalGroup final : public CpuGroup {
   }
 
  protected:
+  void prepare(const OpContext& op) override {
+    for (CpuGroup* const part : {local_.get(), cross_.get()})
+      if (part != nullptr) part->work_for(op);
+  }
+
   Result<void> run_barrier(const OpContext&) override {
     if (local_ != nullptr) MUSTER_OK(local_->barrier());
     if (cross_ != nullptr) MUSTER_OK(cross_->barrier());

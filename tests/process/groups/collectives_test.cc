@@ -267,6 +267,37 @@ TEST_CASE("hosts with one rank and with several allocate together, and no rank i
   }));
 }
 
+TEST_CASE("what ranks of different hosts call is compared, too, and every rank names both") {
+  const WorldOptions options{.world_size = 4, .host_ids = {"a", "a", "b", "b"}};
+  const auto check = [&](const std::string& of_a, const std::string& of_b, const auto& call) {
+    INFO(of_a << " and " << of_b);
+    require_all_well(run_world(options, [&](ProcessGroup& group) -> std::string {
+      std::vector<float> data(64, 4.0F);
+      const Result<void> done =
+          call(group, group.rank() < 2, Buffer{data.data(), data.size(), DType::kFloat32});
+      if (done) return "says that all is well";
+      const std::string& text = done.error().message;
+      if (done.error().code != ErrorCode::kMismatch || text.find(of_a) == std::string::npos ||
+          text.find(of_b) == std::string::npos)
+        return text;
+      return "";
+    }));
+  };
+  check("all_reduce(F32 x 64, sum)", "all_reduce(F32 x 64, avg)",
+        [](ProcessGroup& group, bool a, Buffer data) {
+          return group.all_reduce(data, a ? ReduceOp::kSum : ReduceOp::kAvg);
+        });
+  check("reduce(F32 x 64, sum, root 0)", "reduce(F32 x 64, sum, root 3)",
+        [](ProcessGroup& group, bool a, Buffer data) { return group.reduce(data, a ? 0 : 3); });
+  check("reduce(F32 x 64, sum, root 0)", "all_reduce(F32 x 64, sum)",
+        [](ProcessGroup& group, bool a, Buffer data) {
+          return a ? group.reduce(data, 0) : group.all_reduce(data);
+        });
+  check("allocate(4096 bytes)", "allocate(8192 bytes)", [](ProcessGroup& group, bool a, Buffer) {
+    return group.allocate(a ? 4096 : 8192).map([](void*) {});
+  });
+}
+
 TEST_CASE("hosts that have no equal parts of the tree say that they do not sum by it") {
   for (const std::vector<std::string>& hosts :
        {std::vector<std::string>{"a", "a", "a", "b"}, std::vector<std::string>{"a", "b", "a", "b"},

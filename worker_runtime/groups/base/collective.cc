@@ -45,6 +45,12 @@ Result<void> check_root(std::string_view what, int root, int world_size) {
 }
 
 std::string describe(const OpDescriptor& d) {
+  if (d.outer_kind != 0)
+    return describe(OpDescriptor{.count = d.count,
+                                 .kind = static_cast<OpKind>(d.outer_kind),
+                                 .root = d.outer_root,
+                                 .dtype = d.dtype,
+                                 .reduce = d.outer_reduce});
   if (d.kind == OpKind::kBarrier) return "barrier()";
   if (d.kind == OpKind::kAllocate) return fmt::format("allocate({} bytes)", d.count);
   std::string text = fmt::format("{}({} x {}", name_of(d.kind), to_string(d.dtype), d.count);

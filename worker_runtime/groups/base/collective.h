@@ -28,13 +28,16 @@ struct OpDescriptor {
   std::int32_t root = -1;  // of collectives that have one; kSend, kRecv: the other rank
   DType dtype = DType::kUInt8;
   ReduceOp reduce = ReduceOp::kSum;
-  std::array<std::uint8_t, 6> reserved = {};
+  // Of the operation of a group around this one that it is a part of; kNone: of none.
+  ReduceOp outer_reduce = ReduceOp::kSum;
+  std::uint8_t outer_kind = 0;
+  std::int32_t outer_root = -1;
 
   friend bool operator==(const OpDescriptor&, const OpDescriptor&) = default;
 };
 static_assert(sizeof(OpDescriptor) == 32);
 
-/// "all_reduce(F32 x 100, sum)"
+/// "all_reduce(F32 x 100, sum)"; of an operation around it, if there is one.
 [[nodiscard]] std::string describe(const OpDescriptor& descriptor);
 
 /// Nothing if all are equal; else one sentence naming the first rank that differs from the first of the group

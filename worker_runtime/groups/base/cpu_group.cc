@@ -25,13 +25,20 @@ void CpuGroup::stop() {
 OpContext CpuGroup::next_context(OpDescriptor descriptor) {
   descriptor.sequence = sequence_;
   if (!is_point_to_point(descriptor.kind)) ++sequence_;
-  return {.descriptor = descriptor, .deadline = {}, .may_spin = true};
+  if (!around_) return {.descriptor = descriptor, .deadline = {}, .may_spin = true};
+  const OpDescriptor& outer = around_->descriptor;
+  descriptor.outer_kind = static_cast<std::uint8_t>(outer.kind);
+  descriptor.outer_reduce = outer.reduce;
+  descriptor.outer_root = outer.root;
+  if (outer.kind == OpKind::kAllocate) descriptor.count = outer.count;
+  return {.descriptor = descriptor, .deadline = {}, .may_spin = around_->may_spin};
 }
 
 /// The operation's turn has come.
 void CpuGroup::begin(OpContext& context) {
   const OpDescriptor& op = context.descriptor;
   context.deadline = SteadyClock::now() + timeout_;
+  prepare(context);
   record_.begin(op.kind, op.sequence, op.count * size_of(op.dtype), op.root);
 }
 
@@ -66,8 +73,8 @@ Result<std::unique_ptr<Work>> CpuGroup::start_all_reduce(Buffer buffer, ReduceOp
   return queue_.start(
       [this, buffer, context = next_context(descriptor)](bool own_thread) mutable -> Result<void> {
         MUSTER_OK(failure_.check());
-        begin(context);
         context.may_spin = !own_thread;
+        begin(context);
         return settle(context, run_all_reduce(context, buffer));
       });
 }

@@ -86,6 +86,9 @@ class CpuGroup : public ProcessGroup {
   /// Breaks the group with this error, here and, as far as they can be told, at the other ranks. Thread-safe.
   void abort(Error error);
 
+  /// The coming calls are parts of this operation of a group around this one, and wait as it does.
+  void work_for(const OpContext& around) { around_ = around; }
+
   /// Before the first collective: where it tells what it is in. Of a group within another one: nowhere.
   void record_in(CollectiveRecord record) { record_ = std::move(record); }
 
@@ -108,6 +111,9 @@ class CpuGroup : public ProcessGroup {
   /// Tells the others; must not block, may come from any thread, may come again.
   virtual void tell_failure(const Error& error) = 0;
 
+  /// Before each run_*().
+  virtual void prepare(const OpContext& /*context*/) {}
+
   [[nodiscard]] std::size_t me() const { return static_cast<std::size_t>(rank_); }
   /// False of a reduction for another rank.
   [[nodiscard]] static bool needs_result(const OpContext& op, std::size_t member) {
@@ -127,6 +133,7 @@ class CpuGroup : public ProcessGroup {
   const int rank_;
   const int world_size_;
   const Millis timeout_;
+  std::optional<OpContext> around_;
   std::uint64_t sequence_ = 0;  // of the next call; touched by the calling thread only
   GroupFailure failure_;
   CollectiveRecord record_;  // told by who runs an operation, one at a time
