@@ -491,17 +491,18 @@ TEST_CASE("a checkpoint that is written on a GPU is restored there and on the CP
     std::unique_ptr<AdamW> adamw;
     std::unique_ptr<CheckpointManager> manager;
 
-    Run(const Compute& on, ProcessGroup& alone, const std::string& directory) {
+    Run(const Compute& on, ProcessGroup& alone, const std::string& directory, bool reads = true) {
       Generator generator(5);
       model->initialize(generator);
       REQUIRE_OK(model->allocate(on));
       adamw = *AdamW::create(*model, {});
-      auto made = CheckpointManager::create(directory, *model, *adamw, alone, {.model = "residual"});
+      auto made = CheckpointManager::create(directory, *model, *adamw, alone,
+                                            {.model = "residual", .read_only = reads});
       REQUIRE_OK(made);
       manager = *std::move(made);
     }
   };
-  Run saved(compute, *group, dir.path());
+  Run saved(compute, *group, dir.path(), false);
   std::vector<float> grads(saved.model->arena_elements());
   for (const nn::Parameter& parameter : saved.model->parameters())
     Generator(3).uniform(std::span(grads).subspan(parameter.offset, parameter.count), -1, 1);
