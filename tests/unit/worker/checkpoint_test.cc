@@ -19,6 +19,7 @@
 
 #include "rendezvous/base/syscall.h"
 #include "tests/support/catch.h"
+#include "tests/support/recording_device.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/thread_group.h"
 #include "worker_runtime/checkpoint/step_directory.h"
@@ -41,11 +42,12 @@ struct Trained {
   TrainingState state;
   std::unique_ptr<ProcessGroup> alone = make_single_group();
 
-  explicit Trained(std::uint64_t seed, int steps = 1, bool adamw = false) {
+  explicit Trained(std::uint64_t seed, int steps = 1, bool adamw = false,
+                   const Compute& compute = *make_compute(DeviceType::kCpu)) {
     Generator generator(seed);
     model.initialize(generator);
     // Thrown, not required: it is made on threads, too.
-    if (const auto allocated = model.allocate(*make_compute(DeviceType::kCpu)); !allocated)
+    if (const auto allocated = model.allocate(compute); !allocated)
       throw std::runtime_error(allocated.error().message);
     if (adamw) {
       optimizer = *AdamW::create(model, {});
@@ -398,22 +400,23 @@ TEST_CASE("a directory has one writer at a time, and nothing is removed there bu
 }
 
 TEST_CASE("where the memory of a copy was refused the next save asks for it again") {
+  struct RefusingDevice final : testing::RecordingDevice {
+    using RecordingDevice::RecordingDevice;
+    bool refuses = true;
+    Result<std::shared_ptr<void>> allocate_host(std::size_t size_bytes) override {
+      if (std::exchange(refuses, false)) return fail(ErrorCode::kExhausted, "none left");
+      return Device::allocate_host(size_bytes);
+    }
+  };
   const test::TemporaryDirectory dir;
-  Trained saved(1);
-  rlimit before{};
-  REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
-  const rlimit none{0, before.rlim_max};
-  REQUIRE(::setrlimit(RLIMIT_AS, &none) == 0);
-  // Of the thread that was to ask, or of the memory itself.
-  std::unique_ptr<CheckpointManager> manager;
-  try {
-    manager = saved.manager(dir.path());
-  } catch (const std::exception&) {
-  }
-  REQUIRE(::setrlimit(RLIMIT_AS, &before) == 0);
-  if (manager == nullptr) manager = saved.manager(dir.path());
-  (void)manager->wait();
-  saved.save(*manager, 1);
+  Trained saved(
+      1, 1, false,
+      std::make_shared<RefusingDevice>(*make_compute(DeviceType::kCpu), std::make_shared<testing::Tape>()));
+  const auto manager = saved.manager(dir.path());
+  saved.state.step = 1;
+  REQUIRE(manager->save(saved.state).error().message == "none left");
+  REQUIRE(names_in(dir.path()).empty());
+  saved.save(*manager, 2);
   Trained mine(9, 0);
   REQUIRE_OK(mine.reader(dir.path())->restore());
   REQUIRE(mine == saved);

@@ -174,7 +174,8 @@ TEST_CASE("a batch stays as it is until the second call after its own") {
 }
 
 TEST_CASE("a batch keeps its indices when another epoch begins") {
-  const auto loader = DataLoader::create(Numbers{.count = 64}, RandomSampler(64, 3), {.batch_size = 4});
+  const Numbers numbers{.count = 64};
+  const auto loader = DataLoader::create(numbers, RandomSampler(64, 3), {.batch_size = 4});
   const auto batch = (*loader)->next();
   REQUIRE_OK(batch);
   const std::vector<std::int32_t> indices((*batch)->indices.begin(), (*batch)->indices.end());
