@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <future>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -190,6 +192,13 @@ class DirectoryManager final : public CheckpointManager {
 
   /// On a thread of its own.
   Result<void> write(const Manifest& manifest, bool is_best) const {
+    const std::span params(arenas_.front().host, arenas_.front().elements);
+    const bool is_finite = std::ranges::all_of(params, [](float value) { return std::isfinite(value); });
+    if (!is_finite)
+      return fail(ErrorCode::kFailed,
+                  fmt::format("checkpoint {} of {}: not written, for a parameter is not finite; try a lower "
+                              "learning rate",
+                              step_name(manifest.training.step), directory_));
     StepFiles files;
     for (const File& file : files_) files[file.name] = safetensors::pieces_of(file.tensors, file.layout);
     auto written = write_step(directory_, manifest, files, is_best, options_.keep);

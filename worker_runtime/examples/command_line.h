@@ -41,11 +41,11 @@ inline void add_worker_options(CLI::App& app, muster::WorkerOptions& worker) {
   });
 }
 
-/// What `metrics` are, or an error if the model has become one whose loss is not a number.
-inline muster::Result<muster::Metrics> finite(muster::Result<muster::Metrics> metrics, const char* which) {
+/// What training has come to, or an error if that is no number.
+inline muster::Result<muster::Metrics> finite(muster::Result<muster::Metrics> metrics) {
   if (metrics && !std::isfinite(metrics->loss_sum))
     return muster::fail(muster::ErrorCode::kFailed,
-                        std::string("the ") + which + " loss is no longer finite; try a lower --lr");
+                        "the training loss is no longer finite; try a lower --lr");
   return metrics;
 }
 

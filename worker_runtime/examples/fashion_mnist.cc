@@ -167,7 +167,7 @@ Result<int> train(Arguments args) {
       const bool ends = step == steps || stop, logs = step % args.log_every == 0;
       const bool saves = checkpoints && args.checkpoint_every > 0 && state.step % args.checkpoint_every == 0;
       if (!ends && !logs && !saves) continue;
-      MUSTER_TRY(const Metrics metrics, finite(trainer->take_metrics(), "training"));
+      MUSTER_TRY(const Metrics metrics, finite(trainer->take_metrics()));
       epoch += metrics;
       window += metrics;
       images += metrics.num_samples;
@@ -187,8 +187,8 @@ Result<int> train(Arguments args) {
     bar.clear();
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (step < steps) break;  // preempted
-    MUSTER_TRY(test, finite(trainer->evaluate(test_set), "test"));
-    const bool is_best = state.end_epoch(test.accuracy());
+    MUSTER_TRY(test, trainer->evaluate(test_set));
+    const bool is_best = state.end_epoch(std::isfinite(test.loss_sum) ? test.accuracy() : NAN);
     bar.print("epoch %ld/%d  train loss %.4f  test loss %.4f  accuracy %.2f %%", state.epoch, args.epochs,
               epoch.loss(), test.loss(), 100 * test.accuracy());
     if (writer) writer->add_scalar("test/loss", test.loss(), state.step);

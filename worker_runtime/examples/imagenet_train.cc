@@ -171,7 +171,7 @@ Result<int> train(const Arguments& args) {
       ++state.step;
       bar.update(step);
       if (step % args.print_freq != 0 && step < steps && !stop) continue;
-      MUSTER_TRY(const Metrics window, finite(trainer->take_metrics(), "training"));
+      MUSTER_TRY(const Metrics window, finite(trainer->take_metrics()));
       epoch += window;
       state.epoch_samples = epoch.num_samples;
       state.epoch_loss_sum = epoch.loss_sum;
@@ -181,9 +181,9 @@ Result<int> train(const Arguments& args) {
     }
     bar.clear();
     if (step < steps) break;  // preempted
-    MUSTER_TRY(const Metrics val, finite(trainer->evaluate(*val_loader), "validation"));
+    MUSTER_TRY(const Metrics val, trainer->evaluate(*val_loader));
     report_skipped();
-    const bool is_best = state.end_epoch(val.accuracy());
+    const bool is_best = state.end_epoch(std::isfinite(val.loss_sum) ? val.accuracy() : NAN);
     bar.print("epoch %ld/%d  train loss %.4f  val loss %.4f  * Acc@1 %.3f Acc@5 %.3f%s", state.epoch,
               args.epochs, epoch.loss(), val.loss(), 100 * val.accuracy(), 100 * val.accuracy5(),
               is_best ? " (best)" : "");

@@ -422,6 +422,20 @@ TEST_CASE("where the memory of a copy was refused the next save asks for it agai
   REQUIRE(mine == saved);
 }
 
+TEST_CASE("a model that is no longer finite is not written over one that is") {
+  const test::TemporaryDirectory dir;
+  Trained saved(1);
+  const auto manager = saved.manager(dir.path());
+  saved.save(*manager, 1);
+  const auto before = names_in(dir.path());
+  saved.model.params()[saved.model.arena_elements() - 1] = std::numeric_limits<float>::infinity();
+  saved.state.step = 2;
+  REQUIRE_OK(manager->save(saved.state, true));
+  REQUIRE_THAT(manager->wait().error().message, Contains("checkpoint step-00000002 of " + dir.path()) &&
+                                                    Contains("a parameter is not finite"));
+  REQUIRE(names_in(dir.path()) == before);
+}
+
 TEST_CASE("the first evaluation is the best so far, whatever it is, unless it is not a number") {
   TrainingState state;
   REQUIRE_FALSE(state.end_epoch(std::numeric_limits<double>::quiet_NaN()));

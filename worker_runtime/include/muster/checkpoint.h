@@ -80,7 +80,8 @@ class CheckpointManager {
   /// own while training goes on; one write is in flight, the next call waits for it. With `is_best` BEST
   /// names it, too. A directory of the same step is replaced. Where the launcher wants safe points
   /// (safe_point.h), it waits for the disk and announces one. Returns the error of the write before, if that
-  /// failed: kExhausted (disk full), kIo; what LATEST names is still there. kInvalidArgument: the directory
+  /// failed: kExhausted (disk full), kIo, kFailed (a parameter is not finite); what LATEST names is still
+  /// there. kInvalidArgument: the directory
   /// has the checkpoints of another run, which did not begin with restore(). The other ranks do nothing.
   /// No rank is taken for one that hangs until its next step (Progress::pause()).
   [[nodiscard]] virtual Result<void> save(const TrainingState& state, bool is_best = false) = 0;
