@@ -140,7 +140,7 @@ class Attempt {
   /// How the attempt ended, once all is done: workers, report. An error: the other nodes cannot be reached.
   [[nodiscard]] const std::optional<Result<FailureNotice>>& result() const { return result_; }
   [[nodiscard]] const Assignment& assignment() const { return assignment_; }
-  // The failure may be of another node, whose workers ran on when those of this one had ended.
+  /// The failure may be of another node, whose workers ran on when those of this one had ended.
   [[nodiscard]] Restart restart() const { return {failed_, std::max(failed_, stopped_), 0}; }
 
   [[nodiscard]] bool owns(pid_t pid) const { return group_.owns(pid); }

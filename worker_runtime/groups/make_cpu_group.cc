@@ -126,7 +126,7 @@ class HierarchicalGroup final : public CpuGroup {
 
   Result<void*> run_allocate(const OpContext& op, std::size_t size_bytes) override {
     if (local_ == nullptr) return CpuGroup::run_allocate(op, size_bytes);
-    MUSTER_OK(run_barrier(op));  // as the other does
+    MUSTER_OK(run_barrier(op));  // which hosts of one rank come to, too
     return local_->allocate(size_bytes);
   }
 

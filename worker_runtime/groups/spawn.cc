@@ -74,6 +74,7 @@ class SpawnSignals {
     }
     ::pthread_sigmask(SIG_BLOCK, &signals, &before_);
     fd_.reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!fd_) unblock();  // nobody could read them
   }
   SpawnSignals(const SpawnSignals&) = delete;
   SpawnSignals& operator=(const SpawnSignals&) = delete;
@@ -167,7 +168,12 @@ Result<SpawnedWorker> start_worker(int rank, int nprocs, const std::vector<Spawn
   worker.channel.reset(ends[0]);
   UniqueFd childs_end(ends[1]);
   const pid_t parent = ::getpid();
+  // A signal that comes before the worker has taken the default handler must not run this program's in it.
+  sigset_t all, own;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &own);
   worker.pid = ::fork();
+  if (worker.pid != 0) ::pthread_sigmask(SIG_SETMASK, &own, nullptr);
   if (worker.pid < 0) return fail(errno_error(fmt::format("spawn: fork rank {}", rank), errno));
   if (worker.pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -29,11 +29,13 @@ Result<void> all_reduce(ProcessGroup& group, std::size_t count) {
   return group.all_reduce({data.data(), count, DType::kFloat32});
 }
 
-/// "<code>: <text>" of the failure, and that it sticks.
+/// "<code>: <text>" of the failure, and that it sticks and status() says it.
 std::string failure_text(ProcessGroup& group, const Result<void>& result) {
   if (result) return "no failure";
   const auto again = group.barrier();
   if (again || again.error() != result.error()) return "the failure does not stick";
+  if (const auto now = group.status(); now || now.error() != result.error())
+    return "status() does not say it";
   return std::string(to_string(result.error().code)) + ": " + result.error().message;
 }
 
@@ -317,6 +319,30 @@ TEST_CASE("a rank that destroys its group is no longer waited for") {
                                     });
     require_failure(outcomes[0], "PeerGone", {"rank 1"});
     require_failure(outcomes[2], "PeerGone", {"rank 1"});
+  }
+}
+
+TEST_CASE("a forked child that destroys its copy of a group is not its rank") {
+  require_all_well(
+      run_world({.world_size = 2, .backend = Backend::kShm}, [](ProcessGroup& group) -> std::string {
+        const pid_t child = group.rank() == 0 ? ::fork() : -1;
+        if (child == 0) {
+          group.~ProcessGroup();
+          ::_exit(0);
+        }
+        if (child > 0) ::waitpid(child, nullptr, 0);
+        if (const auto met = group.barrier(); !met) return met.error().message;
+        return group.status() ? "" : "broken";
+      }));
+}
+
+TEST_CASE("a group of one rank refuses the types that larger ones refuse") {
+  const auto group = make_single_group();
+  std::vector<std::int32_t> values(4);
+  for (const auto& [buffer, op] : {std::pair{Buffer{values.data(), 4, DType::kUInt8}, ReduceOp::kSum},
+                                   std::pair{Buffer{values.data(), 4, DType::kInt32}, ReduceOp::kAvg}}) {
+    REQUIRE(group->all_reduce(buffer, op).error().code == ErrorCode::kInvalidArgument);
+    REQUIRE(group->start_all_reduce(buffer, op).error().code == ErrorCode::kInvalidArgument);
   }
 }
 

@@ -28,7 +28,7 @@ struct OpDescriptor {
   std::int32_t root = -1;  // of collectives that have one; kSend, kRecv: the other rank
   DType dtype = DType::kUInt8;
   ReduceOp reduce = ReduceOp::kSum;
-  // Of the operation of a group around this one that it is a part of; kNone: of none.
+  // Of the operation of a group around this one that this is a part of; 0: of none.
   ReduceOp outer_reduce = ReduceOp::kSum;
   std::uint8_t outer_kind = 0;
   std::int32_t outer_root = -1;
@@ -64,9 +64,9 @@ static_assert(sizeof(OpDescriptor) == 32);
 [[nodiscard]] Result<OpDescriptor> describe_transfer(OpKind kind, const ConstBuffer& buffer, int peer,
                                                      int rank, int world_size);
 
-/// Elements [begin, end).
 inline constexpr std::size_t kMaxAllocation = std::size_t{1} << 40;  // bytes that a rank may ask for
 
+/// Elements [begin, end).
 struct Slice {
   std::size_t begin = 0;
   std::size_t end = 0;
