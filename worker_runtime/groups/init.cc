@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -22,13 +23,27 @@
 namespace muster {
 namespace {
 
+/// milliseconds::max(), "for ever", would overflow the clock, and poll() knows no more than 24 days.
+InitOptions with_possible_timeout(InitOptions options) {
+  options.timeout = std::min<Millis>(options.timeout, std::chrono::days(20));
+  return options;
+}
+
 /// The store itself, before any prefix, and the server where this process hosts it.
 Result<std::shared_ptr<Store>> open_store(const Placement& placement, Millis timeout,
                                           std::shared_ptr<void>& hosted_server) {
   if (placement.store == Placement::StoreKind::kFile)
     return open_file_store(placement.path, placement.world_size);
   if (placement.hosts_server) {
-    MUSTER_TRY(std::shared_ptr<StoreServer> server, StoreServer::start({.host = "", .port = placement.port}));
+    // The server of an earlier init() of this process, where its Context still holds it.
+    static std::mutex mutex;
+    static std::weak_ptr<StoreServer> earlier;
+    const std::lock_guard lock(mutex);
+    std::shared_ptr<StoreServer> server = earlier.lock();
+    if (server == nullptr || server->port() != placement.port) {
+      MUSTER_TRY(server, StoreServer::start({.host = "", .port = placement.port}));
+    }
+    earlier = server;
     hosted_server = std::move(server);
   }
   return TcpStore::connect({.host = placement.host, .port = placement.port, .timeout = timeout});
@@ -109,7 +124,8 @@ Result<Backend> parse_backend(std::string_view name) {
   return invalid("backend '{}': not auto, shm, tcp, nccl or gloo", name);
 }
 
-Result<Context> init(const InitOptions& options) {
+Result<Context> init(const InitOptions& wanted) {
+  const InitOptions options = with_possible_timeout(wanted);
   const auto page = RuntimePageMap::open();
   mark(page, PageMark::kInitBegun);
   MUSTER_TRY(const Placement placement, find_placement(options.init_method, current_environment()));
@@ -132,7 +148,8 @@ Result<Context> init(const InitOptions& options) {
 }
 
 Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::string_view name,
-                                                const InitOptions& options) {
+                                                const InitOptions& wanted) {
+  const InitOptions options = with_possible_timeout(wanted);
   if (context.store == nullptr && context.world_size != 1)
     return invalid("new_group {}: the context has no store", name);
   Placement placement;

@@ -59,9 +59,12 @@ void require_all_well(const std::vector<RankOutcome>& outcomes) {
 TEST_CASE("env://: rank 0 hosts the store, also when a program calls init twice") {
   const test::HeldPort place;
   const std::uint16_t port = place.number();
-  require_all_well(run_ranks({.world_size = 3}, [&](int rank) {
+  require_all_well(run_ranks({.world_size = 3}, [&](int rank) -> std::string {
     put_ranks(rank, 3, "127.0.0.1", port);
-    return meet({}, "shm");
+    const auto first = init({.timeout = std::chrono::milliseconds::max()});
+    if (!first) return first.error().message;
+    if (auto wrong = meet({}, "shm"); !wrong.empty()) return wrong;
+    return sum_of_ranks(*first->group);
   }));
 }
 

@@ -34,8 +34,8 @@ struct InitOptions {
   /// "file:///path?rank=R&world_size=W".
   std::string init_method = "env://";
   Backend backend = Backend::kAuto;
-  std::chrono::milliseconds timeout =
-      std::chrono::minutes(5);  ///< for gathering, and for each later collective
+  /// For gathering, and for each later collective; 20 days at the most.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
   int cuda_device = 0;
   void* cuda_stream =
       nullptr;  ///< kNccl: the compute stream (cudaStream_t) whose order the collectives respect
@@ -54,7 +54,8 @@ struct Context {
   std::unique_ptr<ProcessGroup> group;  ///< never nullptr
 };
 
-/// Blocks until every rank has arrived or the timeout passed (kTimeout, naming the ranks that are missing).
+/// Blocks until every rank has arrived or the timeout passed (kTimeout, naming the ranks that are missing). A
+/// second call while the first one's Context is there shares its server.
 [[nodiscard]] Result<Context> init(const InitOptions& options = {});
 
 /// Whether groups of several ranks can be made with this backend here: kNccl needs its library (kNotFound,
