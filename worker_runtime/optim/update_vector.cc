@@ -42,13 +42,13 @@ void adamw(const AdamWOptions& options, const StepState& state, float* HWY_RESTR
            std::size_t count) {
   const AdamWFactors f = adamw_factors(options, state);
   const hn::ScalableTag<float> d;
-  const auto factor = hn::Set(d, f.grad), decay = hn::Set(d, f.decay), rest1 = hn::Set(d, f.beta1_rest);
+  const auto factor = hn::Set(d, f.grad), decay = hn::Set(d, f.decay), weight1 = hn::Set(d, f.weight1);
   const auto beta2 = hn::Set(d, f.beta2), rest2 = hn::Set(d, f.beta2_rest), size = hn::Set(d, f.step_size);
   const auto correction = hn::Set(d, f.correction2), eps = hn::Set(d, f.eps);
   std::size_t k = 0;
   for (; k + hn::Lanes(d) <= count; k += hn::Lanes(d)) {
     const auto g = hn::Mul(hn::LoadU(d, grads + k), factor), m = hn::LoadU(d, exp_avg + k);
-    const auto average = hn::Add(m, hn::Mul(rest1, hn::Sub(g, m)));
+    const auto average = hn::Add(f.near_grad ? g : m, hn::Mul(weight1, hn::Sub(g, m)));
     const auto square = hn::Add(hn::Mul(hn::LoadU(d, exp_avg_sq + k), beta2), hn::Mul(rest2, hn::Mul(g, g)));
     const auto denominator = hn::Add(hn::Div(hn::Sqrt(square), correction), eps);
     hn::StoreU(average, d, exp_avg + k);

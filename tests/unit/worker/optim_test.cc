@@ -160,6 +160,21 @@ TEST_CASE("steps of AdamW are PyTorch's within 1e-6: weight decay, clipping, con
   }
 }
 
+TEST_CASE(
+    "without beta1 the average of AdamW is the gradient, however large the last one was, as PyTorch's is") {
+  const Compute compute = *make_compute(DeviceType::kCpu);
+  Flat flat(std::vector<float>(20, 1.0F), compute);  // a whole vector and a rest
+  const auto adamw = AdamW::create(flat.model, {.lr = 0.1F, .beta1 = 0, .beta2 = 0, .weight_decay = 0});
+  REQUIRE_OK(adamw);
+  for (const float gradient : {1e8F, 1.0F}) {
+    flat.put(flat.model.grads(), std::vector<float>(20, gradient));
+    (*adamw)->step();
+    REQUIRE((*adamw)->read_state().arenas[0][0] == gradient);
+    REQUIRE((*adamw)->read_state().arenas[0][flat.bias] == gradient);
+  }
+  REQUIRE(largest_difference(flat.params(), std::vector<float>(20, 0.8F)) <= 1e-6);
+}
+
 TEST_CASE("a gradient scaler skips, backs off and grows where PyTorch's does") {
   const test::Fixture fixture("pytorch_amp.safetensors");
   const Compute compute = *make_compute(DeviceType::kCpu);
