@@ -3,7 +3,9 @@
 // and their life on a device.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numbers>
+#include <numeric>
 #include <set>
 
 #include <muster/check.h>
@@ -57,6 +59,16 @@ Value Graph::add(std::string name, std::unique_ptr<Operation> operation,
     error_ = Error{shape.error().code, operation_text(nodes_.size(), name) + ": " + shape.error().message};
     return {*this, 0};
   }
+  shapes.push_back(*shape);
+  for (const Shape& value : shapes)
+    if (value.size() > 3 || std::ranges::any_of(value, [](int extent) { return extent < 1; }) ||
+        std::accumulate(value.begin(), value.end(), 1.0, std::multiplies()) > INT32_MAX) {
+      error_ = Error{ErrorCode::kInvalidArgument,
+                     operation_text(nodes_.size(), name) + ": a value of " + to_text(value) +
+                         "; beside the batch it has at most three dimensions, each at least 1, and less than "
+                         "2^31 elements"};
+      return {*this, 0};
+    }
   node.name = std::move(name);
   node.operation = std::move(operation);
   nodes_.push_back(std::move(node));

@@ -137,6 +137,27 @@ TEST_CASE("a graph whose shapes or types do not meet is refused in one sentence"
       {"autocast to integers",
        [] { return built({4}, [](Value x) { return nn::linear("a", x, 3); }, {.autocast = DType::kInt32}); },
        kWrong, "autocast to I32; it takes F32, BF16 or F16"},
+      {"more dimensions than a tensor has",
+       [] {
+         return built({2, 2, 2, 2, 2}, [](Value x) { return nn::linear("a", nn::flatten(nn::relu(x)), 3); });
+       },
+       kWrong,
+       "operation 0: a value of (2, 2, 2, 2, 2); beside the batch it has at most three dimensions, each at "
+       "least 1, and less than 2^31 elements"},
+      {"images without channels",
+       [] {
+         return built({0, 5, 5}, [](Value x) { return nn::batch_norm2d("bn", x); });
+       },
+       kWrong,
+       "operation 0 'bn': a value of (0, 5, 5); beside the batch it has at most three dimensions, each at "
+       "least 1, and less than 2^31 elements"},
+      {"images that are larger than ints count",
+       [] {
+         return built({3, 1 << 16, 1 << 16}, [](Value x) { return nn::linear("a", nn::flatten(x), 3); });
+       },
+       kWrong,
+       "operation 0: a value of (3, 65536, 65536); beside the batch it has at most three dimensions, each at "
+       "least 1, and less than 2^31 elements"},
       {"another depth of ResNet", [] { return outcome(nn::resnet(19)); }, kWrong,
        "ResNet-19 is not there: 18, 34, 50, 101 and 152 are"},
       {"a graph without a parameter under the loss",
