@@ -104,6 +104,11 @@ void fuse(Graph& graph, int output) {
     if (between == 0 || readers[static_cast<std::size_t>(between)] != 1) continue;
     Graph::Node& first = graph.nodes_[static_cast<std::size_t>(between - 1)];
     if (first.operation == nullptr) continue;
+    // Parameters keep the order they were written down in, whose values a seed gives.
+    const auto has_parameters = [](const Graph::Node& node) {
+      return node.operation != nullptr && !node.operation->parameters().empty();
+    };
+    if (has_parameters(first) && std::any_of(&first + 1, &second, has_parameters)) continue;
     auto one = fused(*first.operation, *second.operation);
     if (one == nullptr) continue;
     std::vector<Shape> shapes;

@@ -265,6 +265,20 @@ TEST_CASE("the fused operations compute the bits of those they replace") {
           step(nn::garment_classifier({.fuse = false}), 5));
 }
 
+TEST_CASE(
+    "fused or not, a seed gives each parameter the same values, also where branches are written side by "
+    "side") {
+  const auto model = [](bool fuse) {
+    nn::Graph graph({5});
+    const Value a = nn::linear("a", graph.input(), 3), b = nn::linear("b", graph.input(), 3);
+    auto made = nn::Model::create(graph, nn::add(nn::relu(a), b), {.fuse = fuse});
+    REQUIRE_OK(made);
+    return *std::move(made);
+  };
+  REQUIRE(model(true).parameters().front().name == "a.weight");
+  REQUIRE(step(model(true), 4) == step(model(false), 4));
+}
+
 TEST_CASE("in inference BatchNorm2d uses its running statistics, which training moves by its momentum") {
   nn::Graph graph({1, 2, 1});
   const Value y = nn::batch_norm2d("bn", graph.input(), {.eps = 1e-5F, .momentum = 0.25F});
