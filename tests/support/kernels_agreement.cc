@@ -144,6 +144,11 @@ void check_linear(Kernels& subject, const LinearShape& s) {
           *device_dw = output(subject, dw.size()), *device_db = output(subject, db.size());
     subject.linear_forward(s, device_x, device_w, device_b, device_y, relu);
     REQUIRE(relative_error(download(subject, device_y, y.size()), y) <= 1e-5);
+    auto diverged = x;
+    diverged[0] = std::numeric_limits<float>::quiet_NaN();
+    subject.linear_forward(s, upload(subject, diverged), device_w, device_b, device_y, relu);
+    for (const float value : download(subject, device_y, static_cast<std::size_t>(s.out_features)))
+      REQUIRE(std::isnan(value));
     // The mask of the reference: an output that rounds to another side of zero is not what is tested here.
     device_y = upload(subject, y);
     subject.linear_backward(s, device_x, device_w, device_y, upload(subject, dy), device_dx, device_dw,

@@ -45,7 +45,7 @@ struct Product {
           sum += at(x, a, desc.a, row, k) * at(y, b, desc.b, k, column);
         if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS || desc.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS)
           sum += muster::nn::load<1>(desc.bias, dtype_of(d), row).v[0];
-        if (desc.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS && sum < 0) sum = 0;
+        if (desc.epilogue == CUBLASLT_EPILOGUE_RELU_BIAS && !(sum > 0)) sum = 0;  // of a NaN, too
         muster::nn::store<1>(out, dtype_of(d), row + column * d.ld, {{sum}});
       }
     if (desc.epilogue != CUBLASLT_EPILOGUE_BGRADB) return;

@@ -148,16 +148,14 @@ struct BlasLinear final : OwnLinear {
     // y^T (n x m) = w (n x k) x^T (k x m); dx^T (k x m) = w^T (k x n) dy^T (n x m); dw^T (k x n) = x^T (k x
     // m) dy (m x n), and db = columns of dy summed.
     const DType type = shape.dtype;
-    GemmShape forward{CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, k, k, n, CUBLASLT_EPILOGUE_BIAS, type, type};
+    const GemmShape forward{CUBLAS_OP_T, CUBLAS_OP_N, n, m, k, k, k, n, CUBLASLT_EPILOGUE_BIAS, type, type};
     const GemmShape data{CUBLAS_OP_N, CUBLAS_OP_N, k, m, n, k, n, k, CUBLASLT_EPILOGUE_DEFAULT, type, type};
     GemmShape weights{CUBLAS_OP_N, CUBLAS_OP_T, k, n, m, k, n, k, CUBLASLT_EPILOGUE_BGRADB, type};
     auto made = std::make_unique<BlasLinear>(device, shape);
     made->workspace_bytes = kGemmWorkspace;
     made->backend = "cuBLASLt";
     const bool tf32 = device.options().matmul_tf32;
-    MUSTER_TRY(made->plain, GemmPlan::make(blas, forward, tf32));
-    forward.epilogue = CUBLASLT_EPILOGUE_RELU_BIAS;
-    MUSTER_TRY(made->with_relu, GemmPlan::make(blas, forward, tf32));
+    MUSTER_TRY(made->output, GemmPlan::make(blas, forward, tf32));
     MUSTER_TRY(made->data, GemmPlan::make(blas, data, tf32));
     auto planned = GemmPlan::make(blas, weights, tf32);
     made->sums_bias = planned.has_value();
@@ -169,26 +167,31 @@ struct BlasLinear final : OwnLinear {
 
   void forward(const void* x, const void* w, const void* b, void* y, bool relu, void* workspace) override {
     if (!are_aligned({x, w, b, y})) return OwnLinear::forward(x, w, b, y, relu, workspace);
-    report((relu ? with_relu : plain)->run(w, x, y, b, workspace, stream()));
+    report(output->run(w, x, y, b, workspace, stream()));
+    // Not cuBLASLt's ReLU, which makes 0 of a NaN: a model that diverged would have a finite loss.
+    if (relu) mask(y, y);
   }
   void backward(const void* x, const void* w, const void* y, void* dy, void* dx, float* dw, float* db,
                 bool relu, void* workspace) override {
     if (!are_aligned({x, w, dy, dx, dw, db}))
       return OwnLinear::backward(x, w, y, dy, dx, dw, db, relu, workspace);
-    const std::int64_t count = std::int64_t{shape.batch} * shape.out_features;
-    if (relu)
-      device->report_cuda(relu_backward(shape.dtype, y, dy, dy, count, stream()), "linear backward (mask)");
+    if (relu) mask(y, dy);
     report(weights->run(x, dy, dw, db, workspace, stream()));
     if (!sums_bias) device->report_cuda(bias_gradient(shape, dy, db, stream()), "linear backward (bias)");
     if (dx != nullptr) report(data->run(w, dy, dx, nullptr, workspace, stream()));
   }
 
+  /// values (batch, out_features) where y is positive, else 0.
+  void mask(const void* y, void* values) const {
+    const std::int64_t count = std::int64_t{shape.batch} * shape.out_features;
+    device->report_cuda(relu_backward(shape.dtype, y, values, values, count, stream()), "linear (relu)");
+  }
   cudaStream_t stream() const { return static_cast<cudaStream_t>(device->stream()); }
   void report(const Result<void>& done) const {
     if (!done) device->report(done.error());
   }
 
-  std::unique_ptr<GemmPlan> plain, with_relu, data, weights;
+  std::unique_ptr<GemmPlan> output, data, weights;
   bool sums_bias = false;  // false where cuBLASLt has no algorithm that does
 };
 
