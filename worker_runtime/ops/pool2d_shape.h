@@ -22,10 +22,11 @@ namespace muster::nn {
 
 [[nodiscard]] inline Result<Shape> pool2d_shape(std::string_view type, std::span<const Shape> inputs,
                                                 const Pool2dOptions& o) {
-  if (o.kernel < 1 || o.stride < 1 || o.padding < 0 || o.padding > o.kernel / 2)
+  if (o.kernel < 1 || o.kernel > INT16_MAX || o.stride < 1 || o.padding < 0 || o.padding > o.kernel / 2)
     return invalid(
-        "{} with kernel {}, stride {}, padding {}: kernel and stride must be positive, the padding at most "
-        "half the kernel",
+        "{} with kernel {}, stride {}, padding {}: the kernel is 1 to 32767, the stride positive, the "
+        "padding "
+        "at most half the kernel",
         type, o.kernel, o.stride, o.padding);
   if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][1] + 2 * o.padding < o.kernel ||
       inputs[0][2] + 2 * o.padding < o.kernel)

@@ -186,6 +186,7 @@ int Sgd::update(const Update& u) const {
 
 Result<std::unique_ptr<AdamW>> AdamW::create(nn::Model& model, const AdamWOptions& options) {
   MUSTER_OK(check_options("AdamW", {{"eps", options.eps}, {"weight_decay", options.weight_decay}}));
+  if (options.eps == 0) return invalid("AdamW: eps is 0, which divides a gradient of 0 by 0; try 1e-8");
   for (const float beta : {options.beta1, options.beta2})
     if (!(beta >= 0 && beta < 1))
       return invalid("AdamW: beta1 and beta2 must be at least 0 and below 1, one is {}", beta);

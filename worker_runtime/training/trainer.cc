@@ -310,6 +310,7 @@ class GraphTrainer final : public Trainer {
       forward(planned);
       MUSTER_OK(ddp_->backward(*planned.plan));
     }
+    if (ddp_->is_accumulating()) return {};
     progress_.enter("optimizer");
     optimizer_->step();
     return {};

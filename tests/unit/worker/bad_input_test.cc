@@ -120,8 +120,17 @@ TEST_CASE("a graph whose shapes or types do not meet is refused in one sentence"
          return built({1, 4, 4}, [](Value x) { return nn::max_pool2d(x, {.padding = 2}); });
        },
        kWrong,
-       "operation 0: MaxPool2d with kernel 2, stride 2, padding 2: kernel and stride must be positive, the "
-       "padding at most half the kernel"},
+       "operation 0: MaxPool2d with kernel 2, stride 2, padding 2: the kernel is 1 to 32767, the "
+       "stride positive, the padding at most half the kernel"},
+      {"a kernel whose area is no int",
+       [] {
+         return built({1, 1, 1},
+                      [](Value x) { return nn::avg_pool2d(x, {.kernel = 1 << 28, .padding = 1 << 27}); });
+       },
+       kWrong,
+       "operation 0: AvgPool2d with kernel 268435456, stride 268435456, padding 134217728: the kernel is 1 "
+       "to "
+       "32767, the stride positive, the padding at most half the kernel"},
       {"a large window",
        [] {
          return built({1, 4, 4}, [](Value x) { return nn::max_pool2d(x, {.kernel = 16}); });

@@ -227,6 +227,8 @@ TEST_CASE("AdamW's options that make no sense are refused") {
   REQUIRE_FALSE(AdamW::create(model, {.beta1 = 1}));
   REQUIRE(AdamW::create(model, {.eps = -1}).error().message ==
           "AdamW: eps is -1; it must be finite and not negative");
+  REQUIRE(AdamW::create(model, {.eps = 0}).error().message ==
+          "AdamW: eps is 0, which divides a gradient of 0 by 0; try 1e-8");
 }
 
 TEST_CASE("learning rates by step are those of PyTorch's schedulers") {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include <muster/check.h>
 #include <muster/compute.h>
 #include <muster/tensor.h>
 
@@ -63,7 +64,9 @@ class Loss {
 class CrossEntropy final : public Loss {
  public:
   /// `label_smoothing`: within 0 and 1.
-  explicit CrossEntropy(float label_smoothing = 0) : label_smoothing_(label_smoothing) {}
+  explicit CrossEntropy(float label_smoothing = 0) : label_smoothing_(label_smoothing) {
+    MUSTER_CHECK(label_smoothing >= 0 && label_smoothing <= 1, "label smoothing is within 0 and 1");
+  }
   int compute(const LossFrame& frame) const override;
 
  private:
