@@ -114,16 +114,8 @@ class Agent {
   }
 
   [[nodiscard]] std::optional<Instant> deadline() const {
-    switch (state_) {
-      case State::kAttempt:
-        return attempt_->deadline();
-      case State::kLeaving:
-        return leave_by_;
-      case State::kJoining:
-      case State::kDone:
-        break;
-    }
-    return std::nullopt;
+    if (state_ == State::kAttempt) return attempt_->deadline();
+    return state_ == State::kLeaving ? std::optional(leave_by_) : std::nullopt;
   }
 
   [[nodiscard]] AgentEvent next_event() {
@@ -160,19 +152,12 @@ class Agent {
   }
 
   void on(const SignalReceived& event) {
-    switch (state_) {
-      case State::kJoining:
-        log_.error(fmt::format("{} received before the workers were started", signal_name(event.signal)));
-        rendezvous_->decline(stop_notice(job_, event.signal, job_.node_rank));
-        return leave(128 + event.signal);
-      case State::kAttempt:
-        return attempt_->on(event);
-      case State::kLeaving:
-        leave_by_ = std::min(leave_by_, SteadyClock::now() + kHurriedLeaveTimeout);
-        return;
-      case State::kDone:
-        return;
-    }
+    if (state_ == State::kAttempt) return attempt_->on(event);
+    if (state_ == State::kLeaving) leave_by_ = std::min(leave_by_, SteadyClock::now() + kHurriedLeaveTimeout);
+    if (state_ != State::kJoining) return;
+    log_.error(fmt::format("{} received before the workers were started", signal_name(event.signal)));
+    rendezvous_->decline(stop_notice(job_, event.signal, job_.node_rank));
+    leave(128 + event.signal);
   }
 
   void on(const Left& /*event*/) {

@@ -155,22 +155,12 @@ void Attempt::start_workers() {
 // Events.
 
 std::optional<Instant> Attempt::deadline() const {
-  switch (phase_) {
-    case Phase::kPausing:
-    case Phase::kSearching:
-    case Phase::kReporting:
-      return phase_deadline_;
-    case Phase::kRunning: {
-      const auto stage = supervision_.deadline();
-      if (!search_by_) return stage;
-      return stage ? std::min(*stage, *search_by_) : *search_by_;
-    }
-    case Phase::kCleaning:  // each of its waits has a deadline of its own, as GpuRelease
-    case Phase::kReleasing:
-    case Phase::kOver:
-      break;
-  }
-  return std::nullopt;
+  if (phase_ == Phase::kPausing || phase_ == Phase::kSearching || phase_ == Phase::kReporting)
+    return phase_deadline_;
+  if (phase_ != Phase::kRunning) return std::nullopt;  // each wait then has a deadline of its own
+  const auto stage = supervision_.deadline();
+  if (!search_by_) return stage;
+  return stage ? std::min(*stage, *search_by_) : *search_by_;
 }
 
 void Attempt::on(const WorkerEnded& event) {
@@ -208,45 +198,34 @@ void Attempt::on(const WorkerEnded& event) {
 
 void Attempt::on(const SignalReceived& event) {
   const std::string name = signal_name(event.signal);
-  switch (phase_) {
-    case Phase::kPausing:
-    case Phase::kRunning: {
-      update_grace();
-      const bool again = supervision_.skips_ahead();
-      log_.warning(fmt::format("{} received{}", name,
-                               again
-                                   ? " again: killing the workers"
-                                   : fmt::format("; stopping the workers, SIGKILL after {} s",
-                                                 static_cast<double>(supervision_.grace().count()) / 1000)));
-      execute(supervision_.signal_received(event.signal, SteadyClock::now()));
-      // The others cannot be asked for ever.
-      if (again && supervision_.finished() && !outcome_) {
-        outcome_ = AttemptOutcome(describe_failure());
-        outcome_known_ = SteadyClock::now();
-      }
-      return proceed();
-    }
-    case Phase::kCleaning:
-    case Phase::kReleasing: {
-      // Who was told to end and is told again does not wait.
-      const bool cleaning = phase_ == Phase::kCleaning;
-      const bool last = (!cleaning && !supervision_.stopping()) || supervision_.stop_signal() != 0;
-      log_.warning(fmt::format("{} received{} {}", name, last ? ": not waiting for" : "; waiting for",
-                               cleaning ? "what the workers left behind and wrote" : "the GPUs' memory"));
-      if (!last) {
-        (void)supervision_.signal_received(event.signal, SteadyClock::now());
-        return;
-      }
-      gpu_release_.cancel();
-      return conclude();
-    }
-    case Phase::kSearching:
-    case Phase::kReporting:
-      log_.warning(fmt::format("{} received: the report is written with what is known", name));
-      return phase_ == Phase::kSearching ? searches_done({}) : publish();
-    case Phase::kOver:
-      return;
+  if (phase_ == Phase::kOver) return;
+  if (phase_ == Phase::kSearching || phase_ == Phase::kReporting) {
+    log_.warning(fmt::format("{} received: the report is written with what is known", name));
+    return phase_ == Phase::kSearching ? searches_done({}) : publish();
   }
+  if (phase_ == Phase::kCleaning || phase_ == Phase::kReleasing) {
+    // Who was told to end and is told again does not wait.
+    const bool cleaning = phase_ == Phase::kCleaning;
+    const bool last = (!cleaning && !supervision_.stopping()) || supervision_.stop_signal() != 0;
+    log_.warning(fmt::format("{} received{} {}", name, last ? ": not waiting for" : "; waiting for",
+                             cleaning ? "what the workers left behind and wrote" : "the GPUs' memory"));
+    if (!last) return (void)supervision_.signal_received(event.signal, SteadyClock::now());
+    gpu_release_.cancel();
+    return conclude();
+  }
+  update_grace();
+  const bool again = supervision_.skips_ahead();
+  log_.warning(fmt::format("{} received{}", name,
+                           again ? " again: killing the workers"
+                                 : fmt::format("; stopping the workers, SIGKILL after {} s",
+                                               static_cast<double>(supervision_.grace().count()) / 1000)));
+  execute(supervision_.signal_received(event.signal, SteadyClock::now()));
+  // The others cannot be asked for ever.
+  if (again && supervision_.finished() && !outcome_) {
+    outcome_ = AttemptOutcome(describe_failure());
+    outcome_known_ = SteadyClock::now();
+  }
+  proceed();
 }
 
 void Attempt::on(const StopRequested& event) {
@@ -319,25 +298,16 @@ void Attempt::on(const ReportReceived& event) {
 
 void Attempt::on(const DeadlinePassed& /*event*/) {
   const Instant now = SteadyClock::now();
-  switch (phase_) {
-    case Phase::kPausing:
-      return start_workers();
-    case Phase::kRunning:
-      if (search_by_ && now >= *search_by_) {
-        log_.warning("what the failed workers wrote cannot be read: the disk does not answer");
-        for (const int local_rank : std::set(searched_)) evidence_read(local_rank, std::nullopt);
-      }
-      execute(supervision_.tick(now));
-      return proceed();
-    case Phase::kSearching:
-      return searches_done({});
-    case Phase::kReporting:
-      return publish();
-    case Phase::kCleaning:
-    case Phase::kReleasing:
-    case Phase::kOver:
-      return;
+  if (phase_ == Phase::kPausing) return start_workers();
+  if (phase_ == Phase::kSearching) return searches_done({});
+  if (phase_ == Phase::kReporting) return publish();
+  if (phase_ != Phase::kRunning) return;
+  if (search_by_ && now >= *search_by_) {
+    log_.warning("what the failed workers wrote cannot be read: the disk does not answer");
+    for (const int local_rank : std::set(searched_)) evidence_read(local_rank, std::nullopt);
   }
+  execute(supervision_.tick(now));
+  proceed();
 }
 
 // Containment, then diagnosis, then the verdict.

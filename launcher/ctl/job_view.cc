@@ -322,25 +322,13 @@ Action press(TopState& state, const JobView& view, int key) {
   const std::size_t all = on_ranks ? rows.size() : page_of(state, view).size();
   std::size_t at = on_ranks ? place_of(rows, state.selected) : state.first;
   const std::size_t last = on_ranks ? std::max<std::size_t>(all, 1) - 1 : all - std::min(all, page);
+  if (key == Key::kUp) at -= std::min<std::size_t>(at, 1);
+  if (key == Key::kDown) at += 1;
+  if (key == Key::kPageUp) at -= std::min(at, page);
+  if (key == Key::kPageDown) at += page;
+  if (key == Key::kHome) at = 0;
+  if (key == Key::kEnd) at = last;
   switch (key) {
-    case Key::kUp:
-      at -= std::min<std::size_t>(at, 1);
-      break;
-    case Key::kDown:
-      at += 1;
-      break;
-    case Key::kPageUp:
-      at -= std::min(at, page);
-      break;
-    case Key::kPageDown:
-      at += page;
-      break;
-    case Key::kHome:
-      at = 0;
-      break;
-    case Key::kEnd:
-      at = last;
-      break;
     case Key::kEscape:
       return turn_to(Page::kRanks);
     case 'q':

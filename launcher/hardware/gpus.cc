@@ -2,7 +2,6 @@
 #include "launcher/hardware/gpus.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <unistd.h>
 
 #include <fmt/format.h>

@@ -175,21 +175,10 @@ Result<HangRules> HangRules::parse(std::string_view timeout, std::string_view on
 RestartDecision decide_restart(AttemptEnd end, const FailureFacts& failure, int restarts_used,
                                int max_restarts, const RestartRules& rules) {
   RestartDecision out;
-  switch (end) {
-    case AttemptEnd::kWorkerFailed:
-      break;
-    case AttemptEnd::kHung:
-      if (!rules.after_hang) return out;
-      break;
-    case AttemptEnd::kPreempted:
-    case AttemptEnd::kNotStarted:
-      if (!rules.only.name(failure)) return out;
-      break;
-    case AttemptEnd::kSucceeded:
-    case AttemptEnd::kSignalled:
-    case AttemptEnd::kPeerLost:
-      return out;
-  }
+  const bool hung = end == AttemptEnd::kHung && rules.after_hang;
+  const bool named =
+      (end == AttemptEnd::kPreempted || end == AttemptEnd::kNotStarted) && rules.only.name(failure);
+  if (end != AttemptEnd::kWorkerFailed && !hung && !named) return out;
   if (max_restarts == 0) return out;
   if (!rules.only.empty() && !rules.only.name(failure)) {
     out.why = fmt::format("not restarted: {} does not name {}", rules.only.text(), what(failure));

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/job/worker_env.h"
 
-#include <algorithm>
-
 #include <fmt/format.h>
 
 #include "launcher/text/usage_error.h"

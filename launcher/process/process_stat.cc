@@ -2,7 +2,6 @@
 #include "launcher/process/process_stat.h"
 
 #include <charconv>
-#include <cstdlib>
 #include <cstring>
 #include <poll.h>
 #include <sys/prctl.h>

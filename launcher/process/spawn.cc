@@ -2,6 +2,7 @@
 #include "launcher/process/spawn.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <errno.h>
 #include <fcntl.h>
@@ -186,36 +187,20 @@ std::vector<int> signals_to_reset() {
 
 Error exec_error(const std::string& path, int error_number) {
   Error out = errno_error("execute " + path, error_number);
-  switch (error_number) {
-    case ENOENT:
-      if (::access(path.c_str(), F_OK) == 0)
-        out.message +=
-            "; the file exists, but its loader, or the interpreter that its first line names, does not; does "
-            "that line end with CR LF?";
-      break;
-    case ENOEXEC:
-      out.code = ErrorCode::kUnsupported;
-      out.message +=
-          "; it is empty, for another architecture, or a script without a first line such as #!/bin/sh";
-      break;
-    case EACCES:
-      out.code = ErrorCode::kUnsupported;
-      out.message += "; is its file system mounted noexec, or its interpreter not executable?";
-      break;
-    case E2BIG:
-      out.code = ErrorCode::kUnsupported;
-      out.message +=
-          "; an argument or a variable is larger than 128 KiB, or all are larger than ulimit -s permits";
-      break;
-    case ETXTBSY:
-    case ELOOP:
-    case EISDIR:
-    case EPERM:
-      out.code = ErrorCode::kUnsupported;
-      break;
-    default:
-      break;
-  }
+  constexpr std::array kRefusals{ENOEXEC, EACCES, E2BIG, ETXTBSY, ELOOP, EISDIR, EPERM};
+  if (std::ranges::find(kRefusals, error_number) != kRefusals.end()) out.code = ErrorCode::kUnsupported;
+  if (error_number == ENOENT && ::access(path.c_str(), F_OK) == 0)
+    out.message +=
+        "; the file exists, but its loader, or the interpreter that its first line names, does not; does "
+        "that line end with CR LF?";
+  if (error_number == ENOEXEC)
+    out.message +=
+        "; it is empty, for another architecture, or a script without a first line such as #!/bin/sh";
+  if (error_number == EACCES)
+    out.message += "; is its file system mounted noexec, or its interpreter not executable?";
+  if (error_number == E2BIG)
+    out.message +=
+        "; an argument or a variable is larger than 128 KiB, or all are larger than ulimit -s permits";
   return out;
 }
 

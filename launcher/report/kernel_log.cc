@@ -2,7 +2,6 @@
 #include "launcher/report/kernel_log.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <fcntl.h>
 #include <unistd.h>

@@ -8,7 +8,6 @@
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
-#include <utility>
 
 #include <fmt/format.h>
 

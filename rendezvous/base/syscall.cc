@@ -19,34 +19,13 @@ namespace muster {
 namespace {
 
 ErrorCode code_for(int error_number) {
-  switch (error_number) {
-    case ENOENT:
-    case ENOTDIR:
-    case ESRCH:
-      return ErrorCode::kNotFound;
-    case EINVAL:
-    case EISDIR:
-    case ENAMETOOLONG:
-    case EACCES:
-    case EPERM:
-      return ErrorCode::kInvalidArgument;
-    case ETIMEDOUT:
-      return ErrorCode::kTimeout;
-    case ECONNREFUSED:
-    case ECONNRESET:
-    case EPIPE:
-    case ENOTCONN:
-      return ErrorCode::kPeerGone;
-    case EMFILE:
-    case ENFILE:
-    case ENOMEM:
-    case ENOSPC:
-    case EADDRINUSE:
-    case EDQUOT:
-      return ErrorCode::kExhausted;
-    default:
-      return ErrorCode::kIo;
-  }
+  const auto is_one_of = [error_number](auto... numbers) { return ((error_number == numbers) || ...); };
+  if (is_one_of(ENOENT, ENOTDIR, ESRCH)) return ErrorCode::kNotFound;
+  if (is_one_of(EINVAL, EISDIR, ENAMETOOLONG, EACCES, EPERM)) return ErrorCode::kInvalidArgument;
+  if (is_one_of(ETIMEDOUT)) return ErrorCode::kTimeout;
+  if (is_one_of(ECONNREFUSED, ECONNRESET, EPIPE, ENOTCONN)) return ErrorCode::kPeerGone;
+  if (is_one_of(EMFILE, ENFILE, ENOMEM, ENOSPC, EADDRINUSE, EDQUOT)) return ErrorCode::kExhausted;
+  return ErrorCode::kIo;
 }
 
 }  // namespace

@@ -50,20 +50,11 @@ void Acceptor::accept_from(int listener, const Admit& admit, const Refused& refu
       admit(std::move(fd));
       continue;
     }
-    switch (errno) {
-      case EINTR:
-      case ECONNABORTED:
-        continue;
-      case EMFILE:
-      case ENFILE:
-        if (!turn_away(listener, errno, refused)) return;
-        continue;
-      case EAGAIN:
-        return;
-      default:
-        refused(errno_error("accept on " + listener_.address, errno).message);
-        return;
-    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno == EAGAIN) return;
+    if (errno != EMFILE && errno != ENFILE)
+      return refused(errno_error("accept on " + listener_.address, errno).message);
+    if (!turn_away(listener, errno, refused)) return;
   }
 }
 

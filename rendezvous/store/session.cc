@@ -140,16 +140,12 @@ Session::State Session::execute(const wire::Request& request, std::string& out) 
       break;
     }
     case Op::kBarrier:
-      switch (core_.barrier(id_, request.key, request.number)) {
-        case StoreCore::Barrier::kOpen:
-          out.push_back(wire::kStopWaiting);
-          break;
-        case StoreCore::Barrier::kWaiting:
-          break;
-        case StoreCore::Barrier::kNotANumber:
-          return close(
-              fmt::format("BARRIER at key {}, whose value is not a 64-bit number", printable(request.key)));
-      }
+      if (const auto barrier = core_.barrier(id_, request.key, request.number);
+          barrier == StoreCore::Barrier::kNotANumber)
+        return close(
+            fmt::format("BARRIER at key {}, whose value is not a 64-bit number", printable(request.key)));
+      else if (barrier == StoreCore::Barrier::kOpen)
+        out.push_back(wire::kStopWaiting);
       break;
   }
   if (!core_.excess().empty()) [[unlikely]] {

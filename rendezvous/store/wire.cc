@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include <muster/check.h>
 
@@ -80,24 +81,17 @@ void encode(const Request& request, std::string& out, Generation generation) {
   out.push_back(static_cast<char>(opcode));
   bool first_value = true;
   for (const char field : op_info(request.op).layout) {
-    switch (field) {
-      case 'k':
-        put_bytes(out, request.key);
-        break;
-      case 'v':
-        put_bytes(out, first_value ? request.value : request.desired);
-        first_value = false;
-        break;
-      case 'i':
-        put_i64(out, request.number);
-        break;
-      case 'u':
-        put_u32(out, static_cast<std::uint32_t>(request.number));
-        break;
-      default:
-        put_i64(out,
-                static_cast<std::int64_t>(field == 'P' ? request.items.size() / 2 : request.items.size()));
-        for (const std::string_view item : request.items) put_bytes(out, item);
+    if (field == 'k') {
+      put_bytes(out, request.key);
+    } else if (field == 'v') {
+      put_bytes(out, std::exchange(first_value, false) ? request.value : request.desired);
+    } else if (field == 'i') {
+      put_i64(out, request.number);
+    } else if (field == 'u') {
+      put_u32(out, static_cast<std::uint32_t>(request.number));
+    } else {
+      put_i64(out, static_cast<std::int64_t>(field == 'P' ? request.items.size() / 2 : request.items.size()));
+      for (const std::string_view item : request.items) put_bytes(out, item);
     }
   }
 }
