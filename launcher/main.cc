@@ -231,7 +231,11 @@ class Launch {
       const int status = complain(opened.error());
       return opened.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
     }
-    job_->unhealthy = check_node(options_, *job_, environment_, driver_.finding);
+    if (job_->unhealthy.empty())
+      job_->unhealthy = check_node(options_, *job_, environment_, driver_.finding);
+    else
+      std::fprintf(stderr, "muster: %s %s; telling the other nodes\n", job_->host.c_str(),
+                   job_->unhealthy.c_str());
     driver_.process.reset();
     checked_ = SteadyClock::now();
     if (job_->unhealthy.empty() || !(options_.dry_run || job_->one_node())) return std::nullopt;

@@ -124,9 +124,10 @@ struct Job {
   std::string host;             // this node's name in messages
   bool compare_clocks = false;  // with the first node's or the coordinator's, which is said where they differ
   std::string unhealthy;        // why this node takes no part, which it only tells the others; empty: it does
-  std::string lineage;          // of the workers: the launchers above, and this one's token at its end
-  std::string status_address;   // HOST:PORT that --metrics-addr listens on; empty: none
-  std::string port_file;        // gets the HOST:PORT of the coordinator that this agent runs; empty: none
+  int unhealthy_code = kExitPreflight;  // what it exits with then
+  std::string lineage;         // of the workers: the launchers above, and this one's token at its end
+  std::string status_address;  // HOST:PORT that --metrics-addr listens on; empty: none
+  std::string port_file;       // gets the HOST:PORT of the coordinator that this agent runs; empty: none
 
   /// Nobody else can take part: nothing of it has to be reached from elsewhere.
   [[nodiscard]] bool one_node() const { return nodes + elastic.rules.spares == 1; }

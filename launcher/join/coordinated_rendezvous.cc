@@ -238,7 +238,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     // Nobody can take its place: the job cannot run.
     if (!job_.unhealthy.empty() && job_.elastic.ranks_given)
       client_->send_until_over(control::Stop{
-          kExitPreflight,
+          job_.unhealthy_code,
           fmt::format("node {} ({}) is unhealthy: {}", job_.node_rank, job_.host, job_.unhealthy)});
   }
 
@@ -397,7 +397,8 @@ class CoordinatedRendezvous final : public Rendezvous {
     auto* notice = std::get_if<FailureNotice>(&outcome);
     if (notice != nullptr && stopped_here_ && assigned_) notice->node_rank = assigned_->group_rank;
     if (!joined_) return end(outcome);
-    const bool unhealthy = notice != nullptr && !assigned_ && notice->exit_code == kExitPreflight;
+    const int code = notice != nullptr && !assigned_ ? notice->exit_code : kExitOk;
+    const bool unhealthy = code == kExitPreflight || code == kExitNotFound || code == kExitNotExecutable;
     if (unhealthy && hosts_coordinator() && job_.elastic.ranks_given) return await_late_nodes(*notice);
     finish_join(final_notice(std::move(outcome)));
   }
@@ -438,7 +439,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     if (auto* notice = std::get_if<FailureNotice>(&membership);
         notice != nullptr && !job_.unhealthy.empty() && !hosts_coordinator()) {
       notice->node_rank = -1;
-      notice->exit_code = kExitPreflight;
+      notice->exit_code = job_.unhealthy_code;
     }
     if (const auto call = std::exchange(joined_, {})) call(std::move(membership));
   }

@@ -372,7 +372,16 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
                  options.join_at);
   MUSTER_TRY(job.logs, plan_logs(options, environment));
   job.logs.hostname = machine.host.substr(0, machine.host.find('.'));
-  MUSTER_TRY(job.command, resolve_program(options, environment));
+  if (auto command = resolve_program(options, environment)) {
+    job.command = *std::move(command);
+  } else if (const Error& error = command.error();
+             job.one_node() || options.dry_run || error.code == ErrorCode::kInvalidArgument) {
+    return fail(error);
+  } else {  // the others would wait for this node
+    job.command.title = options.program;
+    job.unhealthy = "cannot run the program: " + error.message;
+    job.unhealthy_code = error.code == ErrorCode::kNotFound ? kExitNotFound : kExitNotExecutable;
+  }
   int chosen = 0;
   if (!options.gpus.empty()) {
     MUSTER_TRY(const auto entries, split_gpu_list(options.gpus));
