@@ -59,10 +59,10 @@ struct Machine {
                                    const Machine& machine);
 
 // Program: what is executed for what the user typed. A .py file (and a directory or archive with a
-// __main__.py, and a readable file without execute permission) is run by Python with -u, an executable
-// directly, -m, --no-python and --run-path as in torchrun. The name is a path first, as in torchrun; a name
-// that is no file is looked for on PATH. Reads file metadata only; called before anything is opened or
-// started. kNotFound, or kUnsupported: not executable.
+// __main__.py, and a file without execute permission that is neither ELF nor another interpreter's script)
+// is run by Python with -u, an executable directly, -m, --no-python and --run-path as in torchrun. The name
+// is a path first; a name that is no file is looked for on PATH. Reads metadata and a first line; called
+// before anything is opened or started. kNotFound, or kUnsupported: not executable.
 
 [[nodiscard]] Result<Command> resolve_program(const Options& options, const Environment& environment);
 

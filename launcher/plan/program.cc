@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "rendezvous/base/fail.h"
 #include "rendezvous/base/split.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
@@ -46,12 +48,14 @@ FileKind kind_of(const std::string& path) {
   return ::access(path.c_str(), X_OK) == 0 ? FileKind::kExecutable : FileKind::kFile;
 }
 
-/// What a pipe or a terminal gives is the program's to read.
-bool is_elf(const std::string& path) {
-  if (struct stat info{}; ::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return false;
+/// The first line, or the part of it that names an interpreter. What a pipe or a terminal gives is the
+/// program's to read.
+std::string first_line(const std::string& path) {
+  if (struct stat info{}; ::stat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
   const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
-  char magic[4] = {};
-  return fd && ::read(fd.get(), magic, sizeof magic) == 4 && std::string_view(magic, 4) == "\177ELF";
+  std::string out(128, '\0');
+  out.resize(static_cast<std::size_t>(std::max(ssize_t{0}, ::read(fd.get(), out.data(), out.size()))));
+  return out.substr(0, out.find_first_of("\r\n"));
 }
 
 /// execve takes a bare name for a path, but a reader of `ps` should see which file it was.
@@ -174,8 +178,11 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     case FileKind::kFile:
       if (::access(name.c_str(), R_OK) != 0)
         return fail(ErrorCode::kUnsupported, errno_error(name, errno).message + "; is it yours to run?");
-      if (is_elf(name))
-        return fail(ErrorCode::kUnsupported, "{}: a program without execute permission; chmod +x it", name);
+      if (const std::string line = first_line(name);
+          line.starts_with("\177ELF") ||
+          (line.starts_with("#!") && !name.ends_with(".py") && line.find("python") == line.npos))
+        return fail(ErrorCode::kUnsupported, "{}: a {} without execute permission; chmod +x it", name,
+                    line[0] == '#' ? fmt::format("script ({})", one_line(line)) : "program");
       return with_python(options, environment);
     case FileKind::kMissing:
       break;
