@@ -306,7 +306,7 @@ class Launch {
     }
     OutputSink out(io, STDOUT_FILENO);
     OutputSink err(io, STDERR_FILENO);
-    write_log_ = [&err](std::string_view line) { err.write(line); };
+    write_log_ = [&err](std::string_view line) { err.write_lines(line); };
     out.when_failing([this](int error) {
       log_.warning(fmt::format("stdout: {}; output that does not go to files is lost", errno_text(error)));
     });

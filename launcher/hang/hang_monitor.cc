@@ -284,7 +284,7 @@ void HangMonitor::publish() {
   std::string text = hang_text(report, next);
   if (const std::string file = hang_log_.add(std::move(report)); !file.empty())
     text += fmt::format("  all stacks and states: {}\n", file);
-  environs_.err.write(text);
+  environs_.err.write_lines(text);
   callbacks_.published(verdict.text, std::move(text));
   send(Kind::kVerdict, to_node_message(verdict));
   if (verdict.paused) session_->forget();

@@ -103,6 +103,7 @@ std::size_t OutputSink::write_some(std::string_view bytes) {
 }
 
 void OutputSink::write(std::string_view bytes) {
+  if (!bytes.empty()) line_open_ = bytes.back() != '\n';
   while (mode_ != Mode::kThread && queue_.empty() && !bytes.empty()) {
     const std::size_t n = write_some(bytes);
     if (n == 0 && mode_ != Mode::kBlocking) break;

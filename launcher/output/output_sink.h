@@ -34,6 +34,11 @@ class OutputSink {
   OutputSink& operator=(const OutputSink&) = delete;
 
   void write(std::string_view bytes);
+  /// Likewise whole lines, which do not begin within a line that somebody else has not ended.
+  void write_lines(std::string_view lines) {
+    if (line_open_) write("\n");
+    write(lines);
+  }
 
   [[nodiscard]] bool backpressure() const { return queued_bytes_ > kBackpressureBytes; }
   /// `resume` is called once when the queue has become short.
@@ -61,6 +66,7 @@ class OutputSink {
   std::deque<std::string> queue_;
   std::size_t queued_bytes_ = 0;
   bool armed_ = false;
+  bool line_open_ = false;
   std::function<void(int)> failed_;
   std::vector<std::function<void()>> waiting_;
   struct Written;

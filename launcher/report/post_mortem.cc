@@ -198,7 +198,7 @@ std::string PostMortem::publish(const JobReport& report, const LogDirectory& dir
                                 OutputSink& err) const {
   const Verdict verdict = judge(report.nodes, report.notice);
   std::string text = format_report(report, verdict);
-  if (!text.empty()) err.write(text);
+  if (!text.empty()) err.write_lines(text);
   if (directory.enabled() && directory.temporary_base().empty()) {
     const std::string path = directory.path() + "/report.json";
     if (const auto written = replace_file(path, to_json(report, verdict), 0666); !written)

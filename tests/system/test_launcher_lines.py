@@ -154,3 +154,13 @@ def test_a_log_that_has_reached_its_limit_ends_no_job(muster):
     assert result.returncode == 0, result.stderr
     assert (muster.tmp_path / "log").stat().st_size == 8192
     assert "stdout: File too large (EFBIG); output that does not go to files is lost" in result.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--view=rank0"]])
+def test_the_report_and_messages_begin_a_line_of_their_own(muster, options):
+    result = muster.run("--nproc-per-node=1", *options, "sh", "-c", "printf 'step 50%%' >&2; exit 3")
+    assert result.returncode == 3
+    assert re.match(r"step 50%\n=+\n", result.stderr), result.stderr
+    muster.script("stop.sh", "printf 'step 50%%' >&2; kill -TERM $PPID; sleep 30")
+    result = muster.run("--nproc-per-node=1", *options, "sh", "stop.sh")
+    assert re.match(r"step 50%\nmuster [\d:.]+ warning: SIGTERM received", result.stderr), result.stderr

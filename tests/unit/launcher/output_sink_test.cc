@@ -97,3 +97,20 @@ TEST_CASE("a reader that has gone is no failure to tell of") {
   sink.write("first\n");
   REQUIRE_FALSE(said);
 }
+
+TEST_CASE("whole lines do not begin within a line that is not ended") {
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  boost::asio::io_context io(1);
+  OutputSink sink(io, writer.get());
+  sink.write_lines("a\n");
+  sink.write("b");
+  sink.write({});
+  sink.write_lines("c\n");
+  sink.write_lines("d\n");
+  std::string taken(64, '\0');
+  taken.resize(static_cast<std::size_t>(::read(reader.get(), taken.data(), taken.size())));
+  REQUIRE(taken == "a\nb\nc\nd\n");
+}
