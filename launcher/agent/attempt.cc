@@ -272,7 +272,8 @@ void Attempt::on(const StderrSearched& event) {
     return;
   }
   if (phase_ != Phase::kRunning) return;  // the report's search finds it again
-  for (const auto& [local_rank, found] : event.found) evidence_read(local_rank, found.error);
+  for (const auto& [local_rank, found] : event.found)
+    evidence_read(local_rank, found.error ? found.error : found.no_room);
   proceed();
 }
 

@@ -35,9 +35,10 @@ std::string as_file_name(std::string_view run_id) {
 
 /// Where nothing but error files can appear, memory is the place: 256 directories take 1 ms there, and
 /// took 1.6 s on a disk that others were writing to.
-std::string temporary_parent(const LogSettings& settings, const Environment& environment) {
+std::string temporary_parent(const LogSettings& settings, const Environment& environment,
+                             bool memory = true) {
   const bool output = !settings.redirects.none() || !settings.tee.none();
-  if (!output && is_writable_directory(kMemory)) return kMemory;
+  if (memory && !output && is_writable_directory(kMemory)) return kMemory;
   // As Python does: a TMPDIR of the host that a job was sent from may not be here.
   const std::string tmp(lookup(environment, "TMPDIR").value_or(""));
   for (const std::string& path : {tmp, std::string("/tmp"), std::string("/var/tmp")})
@@ -66,7 +67,10 @@ Result<void> LogDirectory::create(const LogSettings& settings, std::string_view 
       return usage("--log-dir={}: it is not a directory and cannot be created{}{}", base, error ? ": " : "",
                    error ? error.message() : "");
   } else {
-    auto made = make_unique(temporary_parent(settings, environment) + "/muster_");
+    const std::string parent = temporary_parent(settings, environment);
+    auto made = make_unique(parent + "/muster_");
+    if (!made && parent == kMemory)
+      made = make_unique(temporary_parent(settings, environment, false) + "/muster_");
     if (!made) {
       Error error = std::move(made).error();
       error.message += "; give --log-dir, or set TMPDIR to a directory with room";

@@ -11,6 +11,7 @@
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <termios.h>
 #include <unistd.h>
 #include <utility>
@@ -52,6 +53,12 @@ Result<OutputChannel> open_terminal(int terminal) {
 /// -1: it is none.
 int terminal(int fd) {
   return ::isatty(fd) == 1 ? fd : -1;
+}
+
+bool is_disk_full(const std::string& path) {
+  struct statvfs disk {};
+  if (::statvfs(path.c_str(), &disk) != 0 || disk.f_blocks == 0) return false;
+  return (::geteuid() == 0 ? disk.f_bfree : disk.f_bavail) == 0;
 }
 
 constexpr std::size_t kReadBytes = 64 * 1024;  // one read; also what is searched of a channel for an error
@@ -461,6 +468,8 @@ std::vector<LogRouter::StderrSearch> LogRouter::stderr_searches(const std::vecto
                                 known ? sizes->known.get()[index] : std::numeric_limits<off_t>::max()),
               {}};
           if (lines > 0) found.last_lines = last_lines_of_log(path, lines);
+          if (!found.error && is_disk_full(path))
+            found.no_room = {CauseClass::kExitCode, fmt::format("{}: {}", path, errno_text(ENOSPC))};
           return found;
         });
   }

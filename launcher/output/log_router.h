@@ -99,6 +99,7 @@ class LogRouter {
   struct StderrFinding {
     std::optional<Cause> error;
     std::vector<std::string> last_lines;
+    std::optional<Cause> no_room = {};  // where there is no error: the disk was full, which may be why
   };
   /// Each finds the error in what a worker has written until now, and its last `lines`. What comes through
   /// here is read at once; a file is read when the search is called, which another thread has to do: it can

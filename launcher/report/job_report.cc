@@ -123,9 +123,9 @@ std::string indented(std::string_view text) {
 
 /// What is known beyond how it ended.
 std::string reason(const Cause& cause) {
-  for (const CauseClass said :
-       {CauseClass::kNone, CauseClass::kExitCode, CauseClass::kSignal, CauseClass::kStopped})
+  for (const CauseClass said : {CauseClass::kNone, CauseClass::kSignal, CauseClass::kStopped})
     if (cause.kind == said) return {};
+  if (cause.kind == CauseClass::kExitCode && cause.text.starts_with("exit code")) return {};
   if (cause.kind == CauseClass::kCrash && cause.text.starts_with("SIG")) return {};
   return cause.where.empty() ? cause.text : fmt::format("{} at {}", cause.text, cause.where);
 }

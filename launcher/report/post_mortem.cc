@@ -141,7 +141,11 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& foun
       outcome.cause = cause_of(outcome);
       continue;
     }
-    if (written != found.end()) outcome.stderr_tail = written->second.last_lines;
+    std::optional<Cause> told;
+    if (written != found.end()) {
+      outcome.stderr_tail = written->second.last_lines;
+      told = written->second.error ? written->second.error : written->second.no_room;
+    }
     const std::string path = directory.file(outcome.local_rank, "error.json");
     if (!path.empty() && ::access(path.c_str(), F_OK) == 0)
       if (const auto text = read_file(path, kMaxErrorFile)) {
@@ -152,7 +156,7 @@ void PostMortem::examine(std::vector<WorkerOutcome>& outcomes, const Found& foun
         if (recorded.timestamp_s) outcome.wall_time_s = *recorded.timestamp_s;
         error_files_.insert_or_assign(outcome.rank, *text);
       }
-    judge_now(outcome, written != found.end() ? written->second.error : std::nullopt);
+    judge_now(outcome, told);
     outcome.gpu_holders = gpu_holders(outcome, outcomes);
   }
 }

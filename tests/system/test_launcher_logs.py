@@ -297,3 +297,28 @@ if os.environ["RANK"] == "1":
     let_go(go, "go")
     out, _ = child.communicate(timeout=60)
     assert (child.returncode, out) == (0, "[default1]:then\n")
+
+
+def test_a_worker_that_fails_when_the_disk_of_its_log_is_full_is_said_to_have_had_no_room(muster):
+    logs = muster.tmp_path / "logs"
+    logs.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", logs], check=True)
+    try:
+        result = muster.run("--nproc-per-node=1", "-r3", f"--log-dir={logs}", "sh", "-c", "head -c 1000000 /dev/zero; exit 3")
+    finally:
+        subprocess.run(["umount", "-l", logs], check=True)
+    assert result.returncode == 3
+    full = rf"{logs}/\S*/stderr.log: No space left on device \(ENOSPC\)"
+    assert re.search(rf"cause     : {full}\n", result.stderr), result.stderr
+    assert re.search(rf"exited with code 3 \({full}\); exit status 3", result.stderr), result.stderr
+
+
+@pytest.mark.parametrize("temporary", ["kept", "/proc/none"])
+def test_without_room_in_shared_memory_the_log_directory_is_in_tmpdir(muster, temporary):
+    (muster.tmp_path / "kept").mkdir()
+    script = muster.script("full.sh", f"mount -t tmpfs -o nr_inodes=1 tmpfs /dev/shm && exec {MUSTER} --nproc-per-node=1 "
+                           "sh -c 'echo $TORCHELASTIC_ERROR_FILE'")
+    done = subprocess.run(["unshare", "-m", "sh", script], capture_output=True, text=True, timeout=60, cwd=muster.tmp_path,
+                          env=clean_environment(TMPDIR=muster.tmp_path / temporary))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{muster.tmp_path}/kept/muster_" if temporary == "kept" else "/tmp/muster_"), done.stdout
