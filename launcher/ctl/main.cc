@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <poll.h>
 #include <signal.h>
+#include <sstream>
 #include <string>
 #include <sys/inotify.h>
 #include <unistd.h>
@@ -24,9 +25,9 @@
 #include "launcher/text/seconds_text.h"
 #include "launcher/text/text_table.h"
 #include "rendezvous/base/clock.h"
+#include "rendezvous/base/command_line.h"
 #include "rendezvous/base/env.h"
 #include "rendezvous/base/syscall.h"
-#include "rendezvous/base/text.h"
 #include "rendezvous/base/unique_fd.h"
 
 namespace {
@@ -249,9 +250,7 @@ CLI::App* define_top(CLI::App& app, TopCommand& look) {
   return out;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app{
       "musterctl: the jobs that were started with muster --detach, by this user on this host; and those of a "
       "coordinator"};
@@ -298,11 +297,11 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
+    std::ostringstream asked;
+    if (error.get_exit_code() == 0) (void)app.exit(error, asked, asked);
     const std::vector<std::string> unknown = app.remaining(true);
-    return complain(fmt::format("{}; see musterctl --help",
-                                unknown.empty() ? error.what() : "unknown argument " + unknown.front()),
-                    kExitUsage);
+    return end_of_parsing("musterctl", asked.str(),
+                          unknown.empty() ? error.what() : "unknown argument " + unknown.front());
   }
 
   const Environment environment = current_environment();
@@ -325,4 +324,12 @@ int main(int argc, char** argv) {
   if (print->parsed()) return logs(*entry, lines, wait);
   if (end->parsed()) return stop(*entry, seconds, at_once, environment);
   return forget->parsed() ? remove(jobs, *entry) : kExitUsage;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int status = run(argc, argv);
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return complain(errno_error("stdout", errno).message, kExitSystem);
 }

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <sstream>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "rendezvous/base/command_line.h"
 #include "rendezvous/base/env.h"
 
 namespace muster {
@@ -177,12 +179,11 @@ tl::expected<MusterdOptions, int> parse_options(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return tl::unexpected(app.exit(error));
+    std::ostringstream asked;
+    if (error.get_exit_code() == 0) (void)app.exit(error, asked, asked);
     const std::vector<std::string> unknown = app.remaining();
-    return tl::unexpected(
-        complain(fmt::format("{}; see musterd --help",
-                             unknown.empty() ? error.what() : "unknown argument " + unknown.front()),
-                 kExitUsage));
+    return tl::unexpected(end_of_parsing(
+        "musterd", asked.str(), unknown.empty() ? error.what() : "unknown argument " + unknown.front()));
   }
   options.log_level = parse_log_level(log_level);
   net::ServerOptions& store = options.server.store;

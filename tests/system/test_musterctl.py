@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import stat
 import subprocess
@@ -272,3 +273,21 @@ def test_names_may_be_cut_where_that_is_clear(detached):
 def test_wrong_usage_is_one_clear_complaint(detached, words):
     result = detached.ctl(*words)
     assert result.returncode == 2 and result.stdout == "" and result.stderr
+
+
+@pytest.mark.parametrize("words, says", [
+    (["logs", "--lines=x", "job"], "--lines=x: not a valid number"), (["stop", "--timeout=soon", "job"], "--timeout: Value soon not in range 0 to 1000000"),
+    (["stop", "--timeout=-1", "job"], "--timeout: Value -1 not in range 0 to 1000000"), (["ls", "--all"], "unknown argument --all")])
+def test_wrong_arguments_are_one_line(words, says):
+    done = subprocess.run([CTL, *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"musterctl: {says}; see musterctl --help\n")
+
+
+@pytest.mark.parametrize("words", [["musterctl", "--help"], ["musterctl", "--version"], ["musterctl", "ls"], ["musterctl", "ls", "--json"],
+                                   ["musterd", "--help"], ["musterd", "--version"]])
+def test_what_was_asked_for_and_cannot_be_written_is_no_success(words):
+    program = os.path.join(os.path.dirname(MUSTER), words[0])
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([program, *words[1:]], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 71
+    assert re.fullmatch(rf"{words[0]}: stdout: (write: )?No space left on device \(ENOSPC\)\n", done.stderr), done.stderr
