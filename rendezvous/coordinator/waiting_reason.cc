@@ -35,6 +35,12 @@ std::vector<int> missing_orders(const Round& round, const Settings& settings) {
   return out;
 }
 
+// Whoever was refused before it could prove who it is may be one of them.
+std::string_view missing_text(const Round& round) {
+  return std::ranges::any_of(round.join_failures, &JoinFailure::unproven) ? "did not join"
+                                                                          : "never connected";
+}
+
 bool is_silent(const Round& round, const Node& node) {
   return round.silent_since && node.connected && node.last_heard < *round.silent_since;
 }
@@ -86,7 +92,7 @@ WaitingReason explain(const Round& round, const Settings& settings, Instant now)
   for (const Line& line : find_obstacles(round, now)) add(fmt::format("{} {}", line.name, line.text));
   // A short list only: at the beginning nearly all are missing.
   if (const auto missing = missing_orders(round, settings); !missing.empty() && missing.size() <= 16)
-    add(numbered("node rank", missing, ", ") + " never connected");
+    add(fmt::format("{} {}", numbered("node rank", missing, ", "), missing_text(round)));
   return out;
 }
 
@@ -155,8 +161,8 @@ std::string timeout_report(const Round& round, const Settings& settings, Instant
   else if (const auto unknown = settings.min_nodes - reason.present - static_cast<int>(lines); unknown > 0)
     missing = counted(unknown, "node");
   if (!missing.empty())
-    out += fmt::format("\n  {}: never connected; does muster run there, with this address and this job's id?",
-                       missing);
+    out += fmt::format("\n  {}: {}; does muster run there, with this address and this job's id?", missing,
+                       missing_text(round));
   return out;
 }
 

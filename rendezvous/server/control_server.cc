@@ -813,7 +813,7 @@ class AgentServer final : public ControlServer, public StateKeeper {
       }
       const auto& refused = std::get<Refused>(delivery.message);
       rejections_.write(kind_of(refused.reason),
-                        fmt::format("closed {}: {}", connection->title(), refused.text));
+                        fmt::format("refused {}: {}", connection->title(), refused.text));
       jobs_.disconnected(id, "refused", now());
       linger(*connection);
     }

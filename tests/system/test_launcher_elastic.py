@@ -56,6 +56,25 @@ def test_nodes_gather_at_a_musterd_that_knows_the_secret(job, tmp_path):
     assert it.codes("d") == [0]
 
 
+def test_a_node_without_the_program_tells_those_who_wait_and_another_takes_its_place(job, tmp_path):
+    it = job(2)
+    it.start(0, 1, "true")
+    it.start(1, 1, "gone/true")
+    it.said(0, r"rendezvous: 1/2 nodes; host1 is unhealthy: cannot run the program: gone/true: no such file")
+    it.start(1, 1, "true", name="other")
+    assert it.codes(0, "other", 1) == [0, 0, 127], it.err(1)
+
+
+def test_a_rank_that_may_have_been_refused_is_not_said_to_have_never_connected(job, tmp_path):
+    it = job(2)
+    it.start(0, 1, "--node-rank=0", "true", conf="join_timeout=8", MUSTER_SECRET=SECRET)
+    it.said(0, "this agent runs the coordinator")
+    it.start(1, 1, "--node-rank=1", "true", MUSTER_SECRET="another secret of some length")
+    assert it.codes(1, 0) == [78, 69]
+    assert re.search(r"1/2 nodes; 10\.77\.0\.2 has another secret.*; node rank 1 did not join; giving up", it.err(0)), it.err(0)
+    assert re.search(r"\n  node rank 1: did not join; does muster run there", it.err(0)), it.err(0)
+
+
 def test_a_wrong_secret_is_refused_and_those_who_wait_are_told(job, tmp_path):
     it = job(2)
     it.start(0, 1, "true", conf="join_timeout=600", MUSTER_SECRET=SECRET)

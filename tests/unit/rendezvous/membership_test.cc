@@ -120,6 +120,16 @@ TEST_CASE("the missing node ranks are named as ranges") {
   REQUIRE(to_text(explain(j.round, j.settings, j.now)) == "3/9 nodes; node ranks 1-3, 6-8 never connected");
 }
 
+TEST_CASE("a rank that may be one of those who were refused is not said to have never connected") {
+  Job j = job(2, 2);
+  Request node = Job::request(1);
+  node.order = 0;
+  j.join(node);
+  note_join_failure(j.round, {"10.0.0.9", "authentication", "has another secret", {}, true});
+  REQUIRE(to_text(explain(j.round, j.settings, j.now)) ==
+          "1/2 nodes; 10.0.0.9 has another secret; node rank 1 did not join");
+}
+
 TEST_CASE("a worker's failure restarts every node once and uses the job's one budget") {
   Job j = job(2, 2, 1);
   j.form({1, 2});
