@@ -285,11 +285,19 @@ class CoordinatedRendezvous final : public Rendezvous {
     };
     out.trying = [this](const Error& error) {
       // While workers run, a broken connection is news.
-      wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}", coordinator_->title(),
-                                   error.message, coordinator_->port_owner_advice(error)),
+      wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}{}", coordinator_->title(),
+                                   error.message, coordinator_->port_owner_advice(error), loopback_advice()),
                        !joined_);
     };
     return out;
+  }
+
+  /// On each host a loopback address is the host itself: none finds the others.
+  [[nodiscard]] std::string loopback_advice() const {
+    const std::string& host = job_.elastic.endpoint_host;
+    if (!is_loopback(host) || job_.one_node()) return {};
+    return fmt::format("; {} leads each host to itself; with several hosts, give an address that all reach",
+                       host);
   }
 
   void on_message(const control::Message& message) {
@@ -377,7 +385,7 @@ class CoordinatedRendezvous final : public Rendezvous {
     } else {
       store_.cancel();
       // By the job's time-out, which need not be the one that this agent was given.
-      wait_status_.set(fmt::format("rendezvous: {}", waiting.text), false,
+      wait_status_.set(fmt::format("rendezvous: {}{}", waiting.text, loopback_advice()), false,
                        waiting.rest.count() > 0 ? SteadyClock::now() + std::min(waiting.rest, kLongestRest)
                                                 : Instant::max());
     }

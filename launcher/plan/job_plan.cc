@@ -205,6 +205,20 @@ Result<Millis> plan_grace(const Options& options, const Environment& environment
   return to_millis(seconds);
 }
 
+/// Which of these local ranks this node does not have, as a warning. On another node they may be.
+std::string absent_ranks(std::string_view option, std::vector<int> ranks, int workers) {
+  std::erase_if(ranks, [workers](int rank) { return rank < workers; });
+  if (ranks.empty()) return {};
+  return fmt::format("--{} names {}, but the {} of this node have local ranks 0 to {}", option,
+                     numbered("local rank", std::move(ranks)), counted(workers, "worker"), workers - 1);
+}
+
+std::vector<int> ranks_of(const StreamSelection& streams) {
+  std::vector<int> out;
+  for (const auto& [rank, which] : streams.by_rank) out.push_back(rank);
+  return out;
+}
+
 /// Nothing outside of a step.
 Result<std::optional<SlurmStep>> read_step(const Environment& environment) {
   auto step = read_slurm_step(environment);
@@ -389,6 +403,10 @@ Result<Job> plan_job(const Options& given, const Environment& environment, const
   }
   const auto gpu_count = [&] { return chosen > 0 ? chosen : machine.gpu_count(); };
   MUSTER_TRY(job.local_world_size, resolve_nproc(options.nproc_per_node, gpu_count, machine.cpu_count));
+  const int workers = job.local_world_size;
+  add_warning(job, absent_ranks("local-ranks-filter", job.logs.local_ranks_filter, workers));
+  add_warning(job, absent_ranks("redirects", ranks_of(job.logs.redirects), workers));
+  add_warning(job, absent_ranks("tee", ranks_of(job.logs.tee), workers));
   job.gpu_node = machine.gpu_driver;
   const CpuBudget budget = machine.cpu_budget ? machine.cpu_budget() : CpuBudget{};
   job.cpu_quota_limited = budget.quota_limits();

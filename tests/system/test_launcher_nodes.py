@@ -222,6 +222,35 @@ def test_a_node_whose_store_is_not_there_says_so_and_gives_up(cluster, tmp_path)
     assert re.search(r"tried for 4\.\d s\); is the coordinator running", result.stderr), result.stderr
 
 
+@pytest.mark.parametrize("node, program, code", [(0, "gone/run", 127), (1, "gone/run", 127), (1, "plain/run", 126)])
+def test_a_node_without_the_program_tells_the_others_and_all_end_with_its_code(cluster, tmp_path, node, program, code):
+    job = cluster(2)
+    for folder in ("plain", "whole"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder, "run", "#!/bin/sh\ntouch ran\n")
+    (tmp_path / "whole/run").chmod(0o755)
+    job.start(1 - node, 1, "whole/run")
+    job.start(node, 1, program)
+    results = job.finish()
+    assert [results[n].returncode for n in range(2)] == [code, code], results
+    why = rf"cannot run the program: {program}: "
+    assert re.match(rf"muster: host{node} {why}.*; telling the other nodes\n", results[node].stderr), results[node].stderr
+    assert re.search(rf"node {node} \(host{node}\) is unhealthy: {why}", results[1 - node].stderr), results[1 - node].stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1"])
+def test_a_loopback_address_of_node_0_is_said_to_lead_each_host_to_itself(cluster, tmp_path, address):
+    job = cluster(2)
+    for node in range(2):
+        job.start(node, 1, f"--master-addr={address}", "--rdzv-conf=timeout=5", "true")
+    results = job.finish()
+    assert [results[n].returncode for n in range(2)] == [69, 69], results
+    for node, what in ((0, "rendezvous: 1/2 nodes; "), (1, "waiting for the coordinator at ")):
+        assert re.search(f"{what}.*; {address} leads each host to itself; with several hosts, give an address that all reach",
+                         results[node].stderr), results[node].stderr
+
+
 def test_a_node_rank_given_twice_is_refused(cluster, tmp_path):
     job = cluster(3)
     script = write(tmp_path, "show.py", SHOW)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launcher/plan/job_plan.h"
 
+#include <fstream>
 #include <signal.h>
 
 #include "launcher/network/listening.h"
@@ -8,6 +9,7 @@
 #include "launcher/text/rank_ranges.h"
 #include "tests/support/catch.h"
 #include "tests/support/fieldwise.h"
+#include "tests/support/temporary_directory.h"
 
 using namespace muster;
 using namespace muster::launcher;
@@ -339,6 +341,63 @@ TEST_CASE("a program that is nowhere is told apart from one that cannot run") {
   REQUIRE(missing("no-such-program-here").code == ErrorCode::kNotFound);
   REQUIRE(missing("./no-such.py").code == ErrorCode::kNotFound);
   REQUIRE(missing("/etc").code == ErrorCode::kUnsupported);
+}
+
+TEST_CASE("a node of several without the program has a job, in which it only tells the others") {
+  const Environment environment{{"PATH", "/usr/bin:/bin"}};
+  const auto job_of = [&](Words words) {
+    return plan_job(*parse_options(words, environment), environment, machine(0));
+  };
+  const auto missing = job_of({"--nnodes=2", "--master-addr=node0", "./no-such.py"});
+  REQUIRE_OK(missing);
+  REQUIRE(missing->unhealthy == "cannot run the program: ./no-such.py: no such file");
+  REQUIRE(missing->unhealthy_code == kExitNotFound);
+  REQUIRE(missing->command.short_name() == "no-such.py");
+  REQUIRE(job_of({"--nnodes=2", "--master-addr=node0", "/etc"})->unhealthy_code == kExitNotExecutable);
+  REQUIRE_FALSE(job_of({"--nnodes=2", "--master-addr=node0", "--dry-run", "./no-such.py"}));
+}
+
+TEST_CASE(
+    "a script without execute permission is Python's to run unless its first line names another "
+    "interpreter") {
+  const test::TemporaryDirectory directory;
+  const auto error_of = [&](const std::string& name, const std::string& text) -> std::string {
+    const std::string path = directory.path() + "/" + name;
+    std::ofstream(path) << text;
+    const auto job = plan_job(*parse_options(Words{path}, {}),
+                              {{"PATH", "/usr/bin:/bin"}, {"PYTHON_EXEC", "sh"}}, machine(0));
+    return job ? "" : job.error().message.substr(path.size());
+  };
+  REQUIRE(error_of("run", "#!/bin/bash\necho\n") ==
+          ": a script (#!/bin/bash) without execute permission; chmod +x it");
+  REQUIRE(error_of("elf", std::string("\177ELF\2\1\1\0\0", 9)) ==
+          ": a program without execute permission; chmod +x it");
+  for (const char* name : {"python", "python3", "run.py"})
+    REQUIRE(error_of(name, name[0] == 'r' ? "#!/usr/bin/env -S uv run\n"
+                                          : "#!/usr/bin/env " + std::string(name) + "\n")
+                .empty());
+  REQUIRE(error_of("plain", "import os\n").empty());
+  REQUIRE(error_of("empty", "").empty());
+}
+
+TEST_CASE("options about local ranks that the node does not have are said, and do not end the job") {
+  const auto warnings = [](const char* option) { return planned({"--nproc-per-node=2", option}).warnings; };
+  const std::string there = ", but the 2 workers of this node have local ranks 0 to 1";
+  REQUIRE(warnings("--local-ranks-filter=0,2,7") ==
+          Words{"--local-ranks-filter names local ranks 2,7" + there});
+  REQUIRE(warnings("--redirects=0:1,5:3") == Words{"--redirects names local rank 5" + there});
+  REQUIRE(warnings("--tee=2:1") == Words{"--tee names local rank 2" + there});
+  for (const char* fits : {"--tee=3", "--redirects=1:3", "--local-ranks-filter=1"})
+    REQUIRE(warnings(fits).empty());
+}
+
+TEST_CASE("a master address that is no host's is refused at once") {
+  REQUIRE(refusal({"--nnodes=2", "--master-addr=node 0"}) ==
+          "--master-addr=node 0: not a name or address of a host");
+  for (const char* wrong : {"http://node0", "node0,node1", "node0/1", "node0?"})
+    REQUIRE_THAT(refusal({"--nnodes=2", std::string("--master-addr=") + wrong}),
+                 Catch::Contains("not a name or address"));
+  REQUIRE(planned({"--nnodes=2", "--master-addr=fe80::1"}).master_addr == "fe80::1");
 }
 
 TEST_CASE("one worker per GPU where there are GPUs, else one") {
