@@ -40,6 +40,13 @@ Result<void> plan_tls(const Options& options, ElasticJob& out) {
   return {};
 }
 
+/// A name or an address, as far as its characters tell.
+bool is_host(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-';
+  });
+}
+
 /// Where node 0 is.
 Result<Endpoint> plan_static(const Options& options, const Endpoint& endpoint, const NodeRange& nodes,
                              const Job& job) {
@@ -52,6 +59,8 @@ Result<Endpoint> plan_static(const Options& options, const Endpoint& endpoint, c
     return usage("--spares={} needs a coordinator; give --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT",
                  options.spares);
   Endpoint out{options.master_addr, options.master_port.value_or(kStaticPort)};
+  if (!is_host(out.host) && options.given.contains("master-addr"))
+    return usage("--master-addr={}: not a name or address of a host", out.host);
   if (!endpoint.host.empty()) {
     if (endpoint.port < 0) return usage("--rdzv-endpoint={} needs a port: HOST:PORT", options.rdzv_endpoint);
     out = endpoint;
@@ -283,10 +292,7 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
     out.host = all.substr(0, colon);
     if (colon != std::string_view::npos) rest = all.substr(colon + 1);
   }
-  const bool named = !out.host.empty() && std::ranges::all_of(out.host, [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-';
-  });
-  if (!named) return usage("--rdzv-endpoint={}: the host is not a name or address", text);
+  if (!is_host(out.host)) return usage("--rdzv-endpoint={}: the host is not a name or address", text);
   if (!rest.empty()) {
     MUSTER_TRY(const std::int64_t port, parse_integer("--rdzv-endpoint port", rest, 0, 65535));
     out.port = static_cast<int>(port);
