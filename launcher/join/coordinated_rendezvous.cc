@@ -284,15 +284,16 @@ class CoordinatedRendezvous final : public Rendezvous {
       if (!text.empty()) log_.warning(fmt::format("preflight of {}: {}", job_.host, text));
     };
     out.trying = [this](const Error& error) {
+      std::string advice = coordinator_->port_owner_advice(error);
+      if (advice.empty()) advice = loopback_advice();
       // While workers run, a broken connection is news.
-      wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}{}", coordinator_->title(),
-                                   error.message, coordinator_->port_owner_advice(error), loopback_advice()),
+      wait_status_.set(fmt::format("waiting for the coordinator at {}: {}{}", coordinator_->title(),
+                                   error.message, advice),
                        !joined_);
     };
     return out;
   }
 
-  /// On each host a loopback address is the host itself: none finds the others.
   [[nodiscard]] std::string loopback_advice() const {
     const std::string& host = job_.elastic.endpoint_host;
     if (!is_loopback(host) || job_.one_node()) return {};
