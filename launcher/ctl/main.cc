@@ -220,7 +220,7 @@ CLI::Option* add_coordinator(CLI::App& out, JobsCommand& look) {
   out.add_option("--tls-ca", look.tls.ca, "PEM file with the authority of the coordinator's certificate");
   out.add_option("--tls-cert", look.tls.cert, "PEM file with the certificate to show");
   out.add_option("--tls-key", look.tls.key, "PEM file with its key, readable by its owner alone");
-  out.add_option("--timeout", look.timeout_s, "seconds until it has to have answered")
+  out.add_option("--timeout", look.timeout_s, "seconds to wait for the answer")
       ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
   return endpoint;
@@ -237,12 +237,12 @@ CLI::App* define_live(CLI::App& app, const char* name, const char* what, TopComm
 
 CLI::App* define_top(CLI::App& app, TopCommand& look) {
   auto* out = define_live(app, "top", "a job's ranks, live; on no terminal as lines, once", look);
-  auto* interval = out->add_option("-d,--interval", look.interval_s, "seconds between two looks")
+  auto* interval = out->add_option("-d,--interval", look.interval_s, "seconds between two updates")
                        ->check(CLI::Range(0.1, 3600.0))
                        ->capture_default_str();
-  auto* count = out->add_option("-n,--count", look.count, "lines, so many times; 0: until interrupted")
+  auto* count = out->add_option("-n,--count", look.count, "print lines this many times; 0: until interrupted")
                     ->check(CLI::NonNegativeNumber);
-  out->add_flag("--json", look.coordinator.json, "the status document as it came");
+  out->add_flag("--json", look.coordinator.json, "print the status document, which is JSON");
   out->callback([&look, interval, count] {
     look.screen = count->count() == 0 && !look.coordinator.json;
     if (count->count() == 0 && interval->count() > 0) look.count = 0;
@@ -264,31 +264,31 @@ int run(int argc, char** argv) {
     command->add_option("name", name, "the job's name, or the beginning of it")->required();
     return command;
   };
-  auto* ls = app.add_subcommand("ls", "list them");
-  auto* show =
-      with_name(app.add_subcommand("status", "one job: world, ranks, how far they are, output file"));
-  for (auto* command : {ls, show}) command->add_flag("--json", json, "for programs");
+  auto* ls = app.add_subcommand("ls", "list the jobs");
+  auto* show = with_name(app.add_subcommand("status", "one job: world, ranks, their progress, output file"));
+  for (auto* command : {ls, show}) command->add_flag("--json", json, "print JSON");
   auto* join =
-      with_name(app.add_subcommand("attach", "show its output until it ends; exits with its exit status"));
-  auto* print = with_name(app.add_subcommand("logs", "print its output"));
+      with_name(app.add_subcommand("attach", "show a job's output until it ends; exit with its exit status"));
+  auto* print = with_name(app.add_subcommand("logs", "print a job's output"));
   print->add_option("-n,--lines", lines, "the last lines only; 0: all");
-  print->add_flag("-f,--follow", wait, "and what comes, until it ends");
-  auto* end = with_name(app.add_subcommand("stop", "end it as SIGTERM does, and wait"));
+  print->add_flag("-f,--follow", wait, "and what is added, until the job ends");
+  auto* end = with_name(app.add_subcommand("stop", "stop a job as SIGTERM does, and wait"));
   end->add_option("--timeout", seconds, "seconds to wait")
       ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str();
   end->add_flag("--now", at_once, "kill the workers instead of giving them time");
-  auto* forget = with_name(app.add_subcommand("rm", "forget one that has ended, and remove its output file"));
+  auto* forget =
+      with_name(app.add_subcommand("rm", "remove the record and the output file of a job that has ended"));
   JobsCommand look;
   auto* jobs_of =
-      app.add_subcommand("jobs", "what a coordinator has: a musterd, or the one that an agent runs");
-  jobs_of->add_option("job", look.job, "this one and its nodes [all jobs]");
+      app.add_subcommand("jobs", "list the jobs of a coordinator: a musterd, or the one that an agent runs");
+  jobs_of->add_option("job", look.job, "only this job, and its nodes [all jobs]");
   add_coordinator(*jobs_of, look)->required();
-  jobs_of->add_flag("--json", look.json, "for programs");
+  jobs_of->add_flag("--json", look.json, "print JSON");
   GpusCommand gpus;
   auto* gpus_of =
       app.add_subcommand("gpus", "who uses the GPUs of this host, and what dead agents left on them");
-  gpus_of->add_flag("--json", gpus.json, "for programs");
+  gpus_of->add_flag("--json", gpus.json, "print JSON");
   gpus_of->add_flag("--free", gpus.free, "end processes of yours that workers of dead agents are or started");
   TopCommand live;
   CLI::App* top = define_top(app, live);

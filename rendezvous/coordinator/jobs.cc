@@ -456,7 +456,7 @@ void Jobs::add_node(Job& job, ConnectionId id, Client& client, membership::Reque
   }
   if (const ConnectionId* former = find_in(job.connections, node)) {
     clients_.at(*former).node.reset();
-    refuse(*former, Refused::Reason::kLost, "the agent has connected anew");
+    refuse(*former, Refused::Reason::kLost, "the agent has reconnected");
   }
   client.node = node;
   if (request.order) job.orders_seen.insert(*request.order);

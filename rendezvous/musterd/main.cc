@@ -52,8 +52,7 @@ void reload_credentials(const MusterdOptions& options, const Environment& enviro
                         std::optional<net::PageAccess>& page, const Log& log) {
   net::ControlServerOptions fresh;
   if (const auto read = read_credentials(options, environment, fresh); !read)
-    return log.error(
-        fmt::format("SIGHUP: {}; secrets and certificates are as they were", read.error().message));
+    return log.error(fmt::format("SIGHUP: {}; secrets and certificates are unchanged", read.error().message));
   server.set_credentials(fresh);
   control.secret = fresh.secret;
   control.job_secrets = fresh.job_secrets;

@@ -112,7 +112,7 @@ bool peer_is_on_this_host(int fd) {
 
 std::string untrusted_user(int fd, const std::vector<uid_t>& allowed) {
   const auto user = peer_user(fd);
-  if (!user) return fmt::format("whose it is cannot be told: {}", user.error().message);
+  if (!user) return fmt::format("its owner cannot be determined: {}", user.error().message);
   if (*user == 0 || *user == ::geteuid() || std::ranges::find(allowed, *user) != allowed.end()) return {};
   return fmt::format("it belongs to user {}", *user);
 }

@@ -194,7 +194,7 @@ def test_who_has_gone_before_it_is_looked_up_is_nobody(nodes, daemon, parting):
     client.communicate()
     log = log_of(process)
     # A reset connection may be gone before it is accepted.
-    assert parting == "reset" or re.search("whose it is cannot be told: no process of this host holds its other end", log)
+    assert parting == "reset" or re.search("its owner cannot be determined: no process of this host holds its other end", log)
 
 
 @needs_other
