@@ -43,7 +43,7 @@ Result<void> plan_tls(const Options& options, ElasticJob& out) {
 /// A name or an address, as far as its characters tell.
 bool is_host(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-';
+    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-' || c == '%';
   });
 }
 

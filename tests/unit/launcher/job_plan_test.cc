@@ -397,7 +397,8 @@ TEST_CASE("a master address that is no host's is refused at once") {
   for (const char* wrong : {"http://node0", "node0,node1", "node0/1", "node0?"})
     REQUIRE_THAT(refusal({"--nnodes=2", std::string("--master-addr=") + wrong}),
                  Catch::Contains("not a name or address"));
-  REQUIRE(planned({"--nnodes=2", "--master-addr=fe80::1"}).master_addr == "fe80::1");
+  for (const char* right : {"fe80::1", "fe80::1%eth0", "node_0.example.org"})
+    REQUIRE(planned({"--nnodes=2", std::string("--master-addr=") + right}).master_addr == right);
 }
 
 TEST_CASE("one worker per GPU where there are GPUs, else one") {
