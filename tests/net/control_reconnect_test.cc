@@ -67,7 +67,7 @@ TEST_CASE("within the grace an agent reconnects by itself and its workers run on
   twin.options.request.id = b.options.request.id;
   twin.start(cluster);
   cluster.wait([&] { return !b.tries.empty(); });
-  REQUIRE(b.tries[0].find("connected anew") != std::string::npos);
+  REQUIRE(b.tries[0].find("reconnected") != std::string::npos);
   // Who has the id is this node. The twin knew of no generation, so it is told of it.
   cluster.wait([&] { return !twin.assignments.empty() || twin.lost; });
   twin.client->close();

@@ -452,7 +452,7 @@ TEST_CASE("at SIGHUP musterd reads its certificate again, and keeps the one it h
 
   REQUIRE(::truncate(certificates.path("live.pem").c_str(), 100) == 0);
   daemon.signal(SIGHUP);
-  REQUIRE_THAT(daemon.wait_for_line("as they were"), Catch::Contains("--tls-cert"));
+  REQUIRE_THAT(daemon.wait_for_line("are unchanged"), Catch::Contains("--tls-cert"));
   REQUIRE(joins("unknown"));
   // Who has joined stays, whatever the certificate was.
   agents[0]->client->send_until_over(control::Finished{0});
