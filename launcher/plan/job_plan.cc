@@ -215,6 +215,7 @@ std::string absent_ranks(std::string_view option, std::vector<int> ranks, int wo
 
 std::vector<int> ranks_of(const StreamSelection& streams) {
   std::vector<int> out;
+  out.reserve(streams.by_rank.size());
   for (const auto& [rank, which] : streams.by_rank) out.push_back(rank);
   return out;
 }

@@ -113,7 +113,8 @@ TEST_CASE("a folder of secrets is read again at SIGHUP, and one that cannot be r
 
   files.write("c", "short");
   daemon.signal(SIGHUP);
-  REQUIRE_THAT(daemon.wait_for_line("are unchanged"), Catch::Contains("/c") && Catch::Contains("has 5 bytes"));
+  REQUIRE_THAT(daemon.wait_for_line("are unchanged"),
+               Catch::Contains("/c") && Catch::Contains("has 5 bytes"));
   REQUIRE_FALSE(join(daemon.port(), "b", kOfB));
   daemon.signal(SIGTERM);
   REQUIRE(daemon.finish().first == 0);
