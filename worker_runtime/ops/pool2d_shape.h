@@ -25,8 +25,7 @@ namespace muster::nn {
   if (o.kernel < 1 || o.kernel > INT16_MAX || o.stride < 1 || o.padding < 0 || o.padding > o.kernel / 2)
     return invalid(
         "{} with kernel {}, stride {}, padding {}: the kernel is 1 to 32767, the stride positive, the "
-        "padding "
-        "at most half the kernel",
+        "padding at most half the kernel",
         type, o.kernel, o.stride, o.padding);
   if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][1] + 2 * o.padding < o.kernel ||
       inputs[0][2] + 2 * o.padding < o.kernel)

@@ -129,8 +129,7 @@ TEST_CASE("a graph whose shapes or types do not meet is refused in one sentence"
        },
        kWrong,
        "operation 0: AvgPool2d with kernel 268435456, stride 268435456, padding 134217728: the kernel is 1 "
-       "to "
-       "32767, the stride positive, the padding at most half the kernel"},
+       "to 32767, the stride positive, the padding at most half the kernel"},
       {"a large window",
        [] {
          return built({1, 4, 4}, [](Value x) { return nn::max_pool2d(x, {.kernel = 16}); });
