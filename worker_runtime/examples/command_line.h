@@ -2,7 +2,6 @@
 // What the example programs share of their command lines.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <span>

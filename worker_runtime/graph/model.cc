@@ -55,20 +55,18 @@ Value Graph::add(std::string name, std::unique_ptr<Operation> operation,
     shapes.push_back(input.shape());
   }
   auto shape = operation->configure(shapes);
+  if (shape) shapes.push_back(*shape);
+  for (const Shape& value : shapes)
+    if (shape && (value.size() > 3 || std::ranges::any_of(value, [](int extent) { return extent < 1; }) ||
+                  std::accumulate(value.begin(), value.end(), 1.0, std::multiplies()) > INT32_MAX))
+      shape = invalid(
+          "a value of {}; beside the batch it has at most three dimensions, each at least 1, and less than "
+          "2^31 elements",
+          to_text(value));
   if (!shape) {
     error_ = Error{shape.error().code, operation_text(nodes_.size(), name) + ": " + shape.error().message};
     return {*this, 0};
   }
-  shapes.push_back(*shape);
-  for (const Shape& value : shapes)
-    if (value.size() > 3 || std::ranges::any_of(value, [](int extent) { return extent < 1; }) ||
-        std::accumulate(value.begin(), value.end(), 1.0, std::multiplies()) > INT32_MAX) {
-      error_ = Error{ErrorCode::kInvalidArgument,
-                     operation_text(nodes_.size(), name) + ": a value of " + to_text(value) +
-                         "; beside the batch it has at most three dimensions, each at least 1, and less than "
-                         "2^31 elements"};
-      return {*this, 0};
-    }
   node.name = std::move(name);
   node.operation = std::move(operation);
   nodes_.push_back(std::move(node));

@@ -38,8 +38,7 @@ constexpr std::size_t kMaxText = 32'000;  // fits a socket's buffer: who reports
 // After a failure that another one explains: the worker that has that one may still be ending.
 constexpr Millis kCauseWait{500};
 
-/// Of several failures the least is the cause. A worker that fails writes it before it ends; the text
-/// follows.
+/// Of several failures the least is the cause. A worker that fails writes it before its text.
 struct Cause {
   enum Kind : std::int64_t { kSignal, kOwn, kPeerGone } kind = kOwn;
   std::int64_t time_ns = SteadyClock::now().time_since_epoch().count();
@@ -98,10 +97,24 @@ class SpawnSignals {
   UniqueFd fd_;
 };
 
+/// Without those that are joined already and still on their way out of the kernel.
+int count_threads() {
+  constexpr unsigned kExiting = 4;  // PF_EXITING of the kernel's sched.h
+  int threads = 0;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at("/proc/self/task", error), end; at != end;
+       at.increment(error)) {
+    const std::string stat = read_file(at->path() / "stat", 4096).value_or("");
+    unsigned flags = kExiting;
+    (void)std::sscanf(stat.c_str() + stat.find_last_of(')') + 1, " %*c %*d %*d %*d %*d %*d %u", &flags);
+    threads += (flags & kExiting) == 0 ? 1 : 0;
+  }
+  return threads;
+}
+
 /// kUnsupported: why a copy of this process would not work.
 Result<void> check_can_fork() {
-  std::error_code error;
-  const auto threads = std::distance(std::filesystem::directory_iterator("/proc/self/task", error), {});
+  const int threads = count_threads();
   if (threads > 1)
     return fail(ErrorCode::kUnsupported,
                 "spawn: this process has {} threads, of which a worker would have one only; call spawn() "

@@ -58,9 +58,8 @@ MUSTER_HD void sgd_element(const SgdOptions& o, const StepState& s, float& param
 
 /// What all elements of a step of AdamW share.
 struct AdamWFactors {
-  float grad, decay;
+  float grad, decay, weight1, beta2, beta2_rest, step_size, correction2, eps;
   bool near_grad;  // as torch's lerp: the average is counted from whichever of it and the gradient is nearer
-  float weight1, beta2, beta2_rest, step_size, correction2, eps;
 };
 
 MUSTER_HD AdamWFactors adamw_factors(const AdamWOptions& o, const StepState& s) {
@@ -68,20 +67,19 @@ MUSTER_HD AdamWFactors adamw_factors(const AdamWOptions& o, const StepState& s) 
   const auto rest1 = static_cast<float>(1 - beta1);
   return {s.factor,
           static_cast<float>(1 - lr * static_cast<double>(o.weight_decay)),
-          rest1 >= 0.5F,
           rest1 >= 0.5F ? rest1 - 1 : rest1,
           o.beta2,
           static_cast<float>(1 - beta2),
           static_cast<float>(lr / (1 - std::pow(beta1, steps))),
           static_cast<float>(std::sqrt(1 - std::pow(beta2, steps))),
-          o.eps};
+          o.eps,
+          rest1 >= 0.5F};
 }
 
 MUSTER_HD void adamw_element(const AdamWFactors& f, float& param, float grad, float& exp_avg,
                              float& exp_avg_sq) {
   const float g = mul_rounded(grad, f.grad), p = mul_rounded(param, f.decay);
-  const float from = f.near_grad ? g : exp_avg;
-  const float m = add_rounded(from, mul_rounded(f.weight1, add_rounded(g, -exp_avg)));
+  const float m = add_rounded(f.near_grad ? g : exp_avg, mul_rounded(f.weight1, add_rounded(g, -exp_avg)));
   const float v = add_rounded(mul_rounded(exp_avg_sq, f.beta2), mul_rounded(f.beta2_rest, mul_rounded(g, g)));
   const float denominator = add_rounded(std::sqrt(v) / f.correction2, f.eps);
   exp_avg = m;

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <dlfcn.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdexcept>
 #include <sys/wait.h>
 #include <thread>
@@ -152,6 +153,20 @@ TEST_CASE("where SIGCHLD is ignored, or SIGTERM is, a spawned worker's end is se
 TEST_CASE("spawned workers that end as preempted are no failure of their own") {
   const auto done = spawn(2, [](int) -> Result<void> { ::_exit(kExitPreempted); });
   REQUIRE(done.error().code == ErrorCode::kCancelled);
+}
+
+TEST_CASE("a thread that has just been joined is none that spawn refuses") {
+  for (int round = 0; round < 1000; ++round) {
+    pthread_t thread = 0;
+    REQUIRE(::pthread_create(
+                &thread, nullptr, [](void* given) { return given; }, nullptr) == 0);
+    // Who looks all the time is there before the thread has left the kernel, which a join that sleeps is not.
+    while (::pthread_tryjoin_np(thread, nullptr) == EBUSY) {
+    }
+    const auto done = spawn(1, [](int) { return Result<void>(); });
+    INFO((done ? "" : done.error().message));
+    REQUIRE(done);
+  }
 }
 
 TEST_CASE("spawn refuses a process with a second thread, and one that has used CUDA") {

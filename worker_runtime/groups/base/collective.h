@@ -3,7 +3,6 @@
 // a caller's arguments, and how elements are dealt out to ranks. Pure. Used by every CPU group.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>

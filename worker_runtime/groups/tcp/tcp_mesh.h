@@ -14,7 +14,6 @@
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <string>
 #include <sys/uio.h>
 #include <vector>

@@ -81,9 +81,8 @@ class CheckpointManager {
   /// names it, too. A directory of the same step is replaced. Where the launcher wants safe points
   /// (safe_point.h), it waits for the disk and announces one. Returns the error of the write before, if that
   /// failed: kExhausted (disk full), kIo, kFailed (a parameter is not finite); what LATEST names is still
-  /// there. kInvalidArgument: the directory
-  /// has the checkpoints of another run, which did not begin with restore(). The other ranks do nothing.
-  /// No rank is taken for one that hangs until its next step (Progress::pause()).
+  /// there. kInvalidArgument: the directory has the checkpoints of another run, which did not begin with
+  /// restore(). The other ranks do nothing. No rank counts as hanging until its next step.
   [[nodiscard]] virtual Result<void> save(const TrainingState& state, bool is_best = false) = 0;
 
   /// Until nothing is in flight; the error of the write it waited for.

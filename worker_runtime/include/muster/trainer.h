@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trainer: the step of image classification (gather and normalise a batch, forward, loss, backward with the
 // gradients' reduction, optimizer), and the evaluation. A step allocates nothing, makes no system call of
-// its own and reads nothing back: losses add up on the device until asked for. On a GPU a step is captured
-// as a CUDA graph, reductions included, and then replayed: one launch instead of dozens. The
-// optimizer's options may change between steps: a captured step reads them on the device. Where a rank cannot
-// capture, it says so on standard error and all ranks launch their kernels one by one. Used by
-// the model's thread; every rank makes the same calls.
+// its own and reads nothing back: losses add up on the device until asked for. On a GPU a step is captured as
+// a CUDA graph, reductions included, and then replayed: one launch instead of dozens. The optimizer's options
+// may change between steps: they are read on the device. Where a rank cannot capture, it says so on standard
+// error and all ranks launch kernels one by one. Every rank makes the same calls, from its model's thread.
 #pragma once
 
 #include <cstdint>
