@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdio>
+#include <sstream>
 #include <string>
 
 #include <fmt/format.h>
@@ -32,6 +33,16 @@ namespace muster {
     wrong = fmt::format("{} not in range {:.15g} to {:.15g}", wrong.substr(0, range), least, most);
   (void)write_all(STDERR_FILENO, fmt::format("{}: {}; see {} --help\n", program, wrong, program));
   return 2;
+}
+
+/// The same of the CLI::App whose parsing threw a CLI::ParseError.
+template <class App, class ParseError>
+[[nodiscard]] int end_of_parsing(const std::string& program, const App& app, const ParseError& error) {
+  std::ostringstream asked;
+  if (error.get_exit_code() == 0) (void)app.exit(error, asked, asked);
+  const auto unknown = app.remaining(true);
+  return end_of_parsing(program, asked.str(),
+                        unknown.empty() ? error.what() : "unknown argument " + unknown.front());
 }
 
 }  // namespace muster

@@ -2,10 +2,14 @@
 #include "rendezvous/base/log.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cctype>
 #include <mutex>
+#include <poll.h>
+#include <unistd.h>
 #include <utility>
 
+#include <fmt/format.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/ansicolor_sink.h>
 #include <spdlog/sinks/base_sink.h>
@@ -31,6 +35,30 @@ class CallingSink final : public spdlog::sinks::base_sink<std::mutex> {
   std::function<void(std::string_view)> write_;
 };
 
+/// Waits a moment for room, then drops lines until there is some: whoever does not read a log must not hold
+/// up the loop that writes it.
+class StderrSink final : public spdlog::sinks::ansicolor_stderr_sink_mt {
+  using Sink = spdlog::sinks::ansicolor_stderr_sink_mt;
+
+ public:
+  void log(const spdlog::details::log_msg& message) override {
+    pollfd entry{STDERR_FILENO, POLLOUT, 0};
+    if (::poll(&entry, 1, num_dropped_ > 0 ? 0 : kPatience) == 0) {
+      ++num_dropped_;
+      return;
+    }
+    if (const int dropped = num_dropped_.exchange(0); dropped > 0) {
+      const std::string text = fmt::format("{} lines were left out here: nobody read them", dropped);
+      Sink::log({message.logger_name, spdlog::level::warn, text});
+    }
+    Sink::log(message);
+  }
+
+ private:
+  static constexpr int kPatience = 100;  // ms
+  std::atomic<int> num_dropped_ = 0;
+};
+
 std::shared_ptr<spdlog::logger> make_logger(std::string program, LogLevel level, spdlog::sink_ptr sink) {
   auto logger = std::make_shared<spdlog::logger>(std::move(program), std::move(sink));
   logger->set_level(static_cast<spdlog::level::level_enum>(level));
@@ -42,8 +70,7 @@ std::shared_ptr<spdlog::logger> make_logger(std::string program, LogLevel level,
 }  // namespace
 
 Log::Log(std::string program, LogLevel level)
-    : logger_(make_logger(std::move(program), level,
-                          std::make_shared<spdlog::sinks::ansicolor_stderr_sink_mt>())) {}
+    : logger_(make_logger(std::move(program), level, std::make_shared<StderrSink>())) {}
 
 Log::Log(std::string program, LogLevel level, std::function<void(std::string_view line)> write)
     : logger_(make_logger(std::move(program), level, std::make_shared<CallingSink>(std::move(write)))) {}

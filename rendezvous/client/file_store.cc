@@ -29,7 +29,8 @@
 namespace muster {
 namespace {
 
-constexpr std::string_view kCleanupKey = "cleanup/";  // users that are gone; PyTorch's name for it
+// How many use the file, and have used it; PyTorch's names for them.
+constexpr std::string_view kUsersKey = "refcount/", kGoneKey = "cleanup/";
 constexpr Millis kDestructorTimeout{200};
 
 /// Sleeps until a file may have changed, or a deadline. inotify tells at once of what this kernel writes; for
@@ -67,14 +68,18 @@ class FileStore final : public Store {
       : path_(std::move(path)), world_size_(world_size), device_(device), inode_(inode) {}
 
   ~FileStore() override {
-    if (world_size_ <= 0) return;
-    const std::lock_guard lock(mutex_);
-    if (failure_) return;
-    auto file = open_locked(LOCK_EX, kDestructorTimeout);
-    if (!file || !replay(file->get())) return;
-    const auto gone = add_to_counter(kCleanupKey, current(kCleanupKey), 1);
-    if (!gone || !append_records(file->get(), record(kCleanupKey, std::to_string(*gone)))) return;
-    if (*gone >= world_size_) ::unlink(path_.c_str());
+    (void)sticky(kDestructorTimeout, LOCK_EX, [&](int fd) -> Result<void> {
+      MUSTER_TRY(const std::int64_t users, count(fd, kUsersKey, -1));
+      if (world_size_ <= 0) return {};
+      MUSTER_TRY(const std::int64_t gone, count(fd, kGoneKey, 1));
+      if (gone >= world_size_ && users <= 0) ::unlink(path_.c_str());
+      return {};
+    });
+  }
+
+  Result<void> enter() {
+    return sticky(timeout(), LOCK_EX,
+                  [&](int fd) -> Result<void> { return count(fd, kUsersKey, 1).map([](std::int64_t) {}); });
   }
 
   Result<void> set(std::string_view key, std::string_view value) override {
@@ -94,19 +99,9 @@ class FileStore final : public Store {
     });
   }
 
-  Result<std::string> get(std::string_view key, std::optional<Timeout> timeout) override {
-    const std::string keys[] = {std::string(key)};
-    MUSTER_TRY(auto values, multi_get(keys, timeout));
-    return std::move(values.front());
-  }
-
   Result<std::int64_t> add(std::string_view key, std::int64_t delta) override {
-    return sticky(timeout(), LOCK_EX, [&](int fd) -> Result<std::int64_t> {
-      MUSTER_OK(replay(fd));
-      MUSTER_TRY(const std::int64_t sum, add_to_counter(key, current(regular(key)), delta));
-      MUSTER_OK(append_records(fd, record(regular(key), std::to_string(sum))));
-      return sum;
-    });
+    return sticky(timeout(), LOCK_EX,
+                  [&](int fd) -> Result<std::int64_t> { return count(fd, regular(key), delta); });
   }
 
   Result<bool> check(std::span<const std::string> keys) override {
@@ -114,11 +109,6 @@ class FileStore final : public Store {
       MUSTER_OK(replay(fd));
       return first_missing(keys) == keys.end();
     });
-  }
-
-  Result<void> wait(std::span<const std::string> keys, std::optional<Timeout> timeout) override {
-    MUSTER_OK(multi_get(keys, timeout));
-    return {};
   }
 
   Result<std::int64_t> num_keys() override {
@@ -186,6 +176,15 @@ class FileStore final : public Store {
   }
 
  private:
+  /// Adds to a counter. Needs the exclusive lock.
+  Result<std::int64_t> count(int fd, std::string_view full_key, std::int64_t delta) {
+    MUSTER_OK(replay(fd));
+    MUSTER_TRY(const std::int64_t sum,
+               add_to_counter(full_key.substr(full_key.starts_with('/') ? 1 : 0), current(full_key), delta));
+    MUSTER_OK(append_records(fd, record(full_key, std::to_string(sum))));
+    return sum;
+  }
+
   static std::string regular(std::string_view key) { return std::string(1, '/').append(key); }
 
   std::string_view current(std::string_view full_key) const {
@@ -308,7 +307,9 @@ Result<std::unique_ptr<Store>> open_file_store(const std::string& path, std::int
   if (::fstat(fd.get(), &info) != 0) return fail(errno_error("stat file store " + path, errno));
   if (!S_ISREG(info.st_mode))
     return fail(ErrorCode::kInvalidArgument, "open file store " + path + ": not a regular file");
-  return std::make_unique<FileStore>(path, world_size, info.st_dev, info.st_ino);
+  auto store = std::make_unique<FileStore>(path, world_size, info.st_dev, info.st_ino);
+  MUSTER_OK(store->enter());
+  return store;
 }
 
 }  // namespace muster

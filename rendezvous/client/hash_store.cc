@@ -38,13 +38,6 @@ class HashStore final : public Store {
     return std::string(desired);
   }
 
-  Result<std::string> get(std::string_view key, std::optional<Timeout> timeout) override {
-    const std::string keys[] = {std::string(key)};
-    std::unique_lock lock(mutex_);
-    MUSTER_OK(wait_locked(lock, keys, timeout));
-    return map_.find(key)->second;
-  }
-
   Result<std::int64_t> add(std::string_view key, std::int64_t delta) override {
     const std::lock_guard lock(mutex_);
     const auto found = map_.find(key);
@@ -58,11 +51,6 @@ class HashStore final : public Store {
   Result<bool> check(std::span<const std::string> keys) override {
     const std::lock_guard lock(mutex_);
     return all_present(keys);
-  }
-
-  Result<void> wait(std::span<const std::string> keys, std::optional<Timeout> timeout) override {
-    std::unique_lock lock(mutex_);
-    return wait_locked(lock, keys, timeout);
   }
 
   Result<std::int64_t> num_keys() override {
@@ -86,9 +74,13 @@ class HashStore final : public Store {
   }
 
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
-                                             std::optional<Timeout> timeout) override {
+                                             std::optional<Timeout> wanted) override {
+    const Timeout limit = wanted.value_or(timeout());
     std::unique_lock lock(mutex_);
-    MUSTER_OK(wait_locked(lock, keys, timeout));
+    // On the steady clock: a wall clock may jump.
+    if (!changed_.wait_until(lock, after(limit), [&] { return all_present(keys); }))
+      return fail(ErrorCode::kTimeout, "wait timeout after {}ms, keys: {}", limit.count(),
+                  fmt::join(keys, ", "));
     std::vector<std::string> values;
     for (const std::string& key : keys) values.push_back(map_.find(key)->second);
     return values;
@@ -104,15 +96,6 @@ class HashStore final : public Store {
  private:
   bool all_present(std::span<const std::string> keys) const {
     return std::ranges::all_of(keys, [&](const std::string& key) { return map_.contains(key); });
-  }
-
-  Result<void> wait_locked(std::unique_lock<std::mutex>& lock, std::span<const std::string> keys,
-                           std::optional<Timeout> wanted) {
-    const Timeout limit = wanted.value_or(timeout());
-    // On the steady clock: a wall clock may jump.
-    if (changed_.wait_until(lock, after(limit), [&] { return all_present(keys); })) return {};
-    return fail(ErrorCode::kTimeout, "wait timeout after {}ms, keys: {}", limit.count(),
-                fmt::join(keys, ", "));
   }
 
   std::mutex mutex_;

@@ -165,7 +165,7 @@ std::string list_keys_text(std::span<const std::string_view> keys) {
 
 Result<StoreLink> StoreLink::open(const std::string& host, std::uint16_t port, Millis timeout) {
   const Instant start = SteadyClock::now();
-  const Instant deadline = start + timeout;
+  const Instant deadline = after(timeout);
   const std::string endpoint = endpoint_text(host, port);
   Backoff backoff({}, static_cast<std::uint64_t>(start.time_since_epoch().count()) ^
                           (static_cast<std::uint64_t>(::getpid()) << 32));

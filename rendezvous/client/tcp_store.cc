@@ -211,7 +211,9 @@ class TcpStoreClient final : public TcpStore {
     return {limit, after(limit)};
   }
 
-  [[nodiscard]] Instant reply_deadline() const { return after(std::max(timeout(), Timeout(0)) + kMargin); }
+  [[nodiscard]] Instant reply_deadline() const {
+    return after(std::clamp(timeout(), Timeout(0), Timeout::max() - kMargin) + kMargin);
+  }
 
   Result<void> put(Op op, std::string_view key, std::string_view value) {
     const std::string name = slash(key);

@@ -42,7 +42,7 @@ struct JoinFailure {
   std::string phase;  ///< "authentication", "version", "settings", "connection", ...
   std::string text;
   std::optional<int> order;  ///< the place it asked for
-  bool unproven = false;     ///< by somebody who proved nothing
+  bool unproven = false;     ///< by somebody who did not authenticate
 };
 inline constexpr std::size_t kMaxJoinFailures = 64;
 inline constexpr std::size_t kMaxUnprovenJoinFailures = 8;  ///< which take no other's place

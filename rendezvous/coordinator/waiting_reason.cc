@@ -129,7 +129,7 @@ std::string explain_outside(const Round& round, const Settings& settings, int be
                                          std::chrono::duration<double>(settings.safe_point_timeout).count()),
                        runs);
   if (before < settings.spares) return fmt::format("spare {} of {}; {}", before + 1, settings.spares, runs);
-  return fmt::format("the job is full, waits for a place (another job needs another --rdzv-id); {}", runs);
+  return fmt::format("all places of the job are taken (another job needs another --rdzv-id); {}", runs);
 }
 
 std::vector<NodeId> surplus(const Round& round, const Settings& settings) {

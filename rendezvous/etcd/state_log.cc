@@ -53,11 +53,12 @@ void JobStateLog::when_idle(std::function<void()> idle) {
   idle_ = std::move(idle);
 }
 
-void JobStateLog::close() {
+bool JobStateLog::close() {
   closed_ = true;
   events_ = {};
   retry_.cancel();
   if (const auto call = std::exchange(idle_, {})) call();
+  return true;
 }
 
 bool JobStateLog::add(const journal::LogRecord& record) {

@@ -42,7 +42,7 @@ class JobStateLog final : public net::StateLog {
   void when_idle(std::function<void()> idle);
 
   /// The term is over: nothing more is written, and no event comes.
-  void close() override;
+  bool close() override;
   /// etcd is no place for what workers put into a store at every step.
   bool keeps_hosted() const override { return false; }
 

@@ -87,6 +87,8 @@ void log_who_is_served(const Log& log, const net::RendezvousServerOptions& optio
 
 int serve(const MusterdOptions& options) {
   const Log log("musterd", options.log_level);
+  // The end of whoever reads the log, and a file size limit, are then errors of write(2).
+  for (const int number : {SIGPIPE, SIGXFSZ}) ::signal(number, SIG_IGN);
   raise_descriptor_limit();
   // A file of an earlier run must not be taken for this one's.
   if (!options.port_file.empty() && ::unlink(options.port_file.c_str()) != 0 && errno != ENOENT)
@@ -108,11 +110,10 @@ int serve(const MusterdOptions& options) {
     hang_up.cancel();
     if (status) status->stop();
     // First: what is on the disk by this is still told to those who wait for it.
-    if (server_options.state) server_options.state->close();
+    if (server_options.state && !server_options.state->close()) exit_code = 1;
     server->stop();
   };
   if (!options.state.directory.empty()) {
-    ::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error of write(2)
     net::StateLogOptions state = options.state;
     state.failed = [&](const Error& error) {
       exit_code =

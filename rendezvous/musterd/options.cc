@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/musterd/options.h"
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
-#include <sstream>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -41,14 +41,22 @@ class Binder {
   template <class T>
   CLI::Option* value(const char* name, T& variable, const char* value, const char* initial,
                      const char* meaning) {
-    return finish(app_.add_option(name, variable, meaning), value, initial);
+    CLI::Option* option = app_.add_option(name, variable, meaning);
+    // As of a shell's variable that is not set: no file, host or directory was meant.
+    if constexpr (std::is_same_v<T, std::string>)
+      option->check([](const std::string& text) { return text.empty() ? "an empty value" : ""; });
+    return finish(option, value, initial);
   }
   CLI::Option* seconds(const char* name, Millis& variable, const char* initial, double least, double most,
                        const char* meaning) {
     const auto set = [&variable](double given) {
       variable = Millis(static_cast<std::int64_t>(given * 1000));
     };
+    const auto is_number = [](const std::string& text) {
+      return std::isfinite(std::strtod(text.c_str(), nullptr)) ? "" : text + " is not a number";
+    };
     return finish(app_.add_option_function<double>(name, set, meaning), "SECONDS", initial)
+        ->check(is_number)
         ->check(CLI::Range(least, most));
   }
   CLI::Option* count(const char* name, std::size_t& variable, const char* initial, const char* meaning) {
@@ -179,14 +187,11 @@ tl::expected<MusterdOptions, int> parse_options(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::ostringstream asked;
-    if (error.get_exit_code() == 0) (void)app.exit(error, asked, asked);
-    const std::vector<std::string> unknown = app.remaining();
-    return tl::unexpected(end_of_parsing(
-        "musterd", asked.str(), unknown.empty() ? error.what() : "unknown argument " + unknown.front()));
+    return tl::unexpected(end_of_parsing("musterd", app, error));
   }
   options.log_level = parse_log_level(log_level);
   net::ServerOptions& store = options.server.store;
+  if (store.listen_fd >= 0 && app.count("--port") == 0) store.port = 0;  // whichever it is bound to
   if (legacy != "auto")
     store.limits.legacy = legacy == "2.0" ? wire::Generation::kTorch20 : wire::Generation::kTorch21;
   net::ControlServerOptions& control = options.server.control;

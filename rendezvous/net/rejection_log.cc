@@ -10,7 +10,7 @@ namespace muster::net {
 namespace {
 
 constexpr std::array<std::string_view, kNumRejections> kReasons = {
-    "for what they sent", "that proved nothing", "that did not read", "because of a limit",
+    "for what they sent", "that did not authenticate", "that did not read", "because of a limit",
     "for lack of resources"};
 
 }  // namespace

@@ -45,7 +45,7 @@ std::string difference(const Settings& wanted, const Settings& job) {
         "--nnodes=" + nodes_text(of), fmt::format("--spares={}", of.spares),
         fmt::format("--max-restarts={}", of.max_restarts),
         fmt::format("--max-restarts-without-progress={}", of.max_without_progress),
-        fmt::format("{} after the loss of a node (--restart-on, --no-restart-on)",
+        fmt::format("{} after the loss of a node (--rdzv-backend, --restart-on, --no-restart-on)",
                     of.restart_after_loss ? "a restart" : "no restart"),
         !of.grow_at_safe_point ? std::string("--join-at=now")
         : seconds == 0         ? std::string("--join-at=safe-point")

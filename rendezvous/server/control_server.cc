@@ -716,7 +716,7 @@ class AgentServer final : public ControlServer, public StateKeeper {
       }
       if (connection->stage != Stage::kClosing)
         rejections_.write(Rejection::kAuthentication,
-                          fmt::format("closed {}: it proved nothing within {} ms", connection->name(),
+                          fmt::format("closed {}: it did not authenticate within {} ms", connection->name(),
                                       options_.handshake_timeout.count()));
       drop(id, "it took too long");
     }

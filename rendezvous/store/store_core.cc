@@ -60,6 +60,8 @@ bool StoreCore::store(Entries::iterator found, std::string_view key, std::string
     enter_group(found->first);
   } else {
     num_bytes_ += value.size() - found->second.size();  // modulo 2^64: it may shrink
+    // A much shorter value does not keep the memory of the one before, which nothing counts.
+    if (found->second.capacity() / 2 > value.size() + kEntryBytes) std::string().swap(found->second);
     found->second.assign(value);
   }
   return true;

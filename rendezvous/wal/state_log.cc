@@ -47,11 +47,15 @@ void StateLog::begin() {
 void StateLog::on_written() {
   if (closed_) return;
   if (changed_) return begin();
-  dirty_ = false;
-  for (StateKeeper* keeper : std::vector(keepers_)) keeper->on_committed();
+  release();
   // What was released may have led to a change: a connection that broke.
   if (closed_ || (!dirty_ && tidy())) return;
   finish();
+}
+
+void StateLog::release() {
+  dirty_ = false;
+  for (StateKeeper* keeper : std::vector(keepers_)) keeper->on_committed();
 }
 
 void StateLog::finish() {
@@ -76,7 +80,8 @@ class FileStateLog final : public StateLog {
         timer_(loop),
         helper_(loop),
         size_(disk_->file.size()),
-        rewrite_at_(rewrite_limit()) {}
+        // What was read may be mostly of the past.
+        rewrite_at_(std::max(options_.rewrite_min_bytes, 2 * recovered_.store.num_bytes())) {}
 
   bool keeps_hosted() const override { return true; }
   StateLogStats stats() const override {
@@ -89,20 +94,29 @@ class FileStateLog final : public StateLog {
     if (std::exchange(frozen_, false)) helper_.wait();
     StateLog::detach(keeper);
   }
-  void close() override {
-    if (std::exchange(closed_, true)) return;
+  bool close() override {
+    if (std::exchange(closed_, true) || broken_) return !broken_;
     timer_.cancel();
     helper_.wait();
-    // A frame that is not written has to be before the next one; one that failed for good is the end.
-    if (broken_ || (!disk_->frame.empty() && !disk_->write())) return;
-    std::swap(disk_->frame, records_);
-    if (!disk_->frame.empty()) (void)disk_->write();
+    // A frame that is not written has to be before the next one.
+    Result<void> written = disk_->write();
+    if (written) {
+      std::swap(disk_->frame, records_);
+      written = disk_->write();
+    }
+    if (written)
+      release();
+    else
+      log_.error(fmt::format("{}; {} bytes of changes are lost", written.error().message,
+                             disk_->frame.size() + records_.size()));
+    return written.has_value();
   }
 
  private:
   struct Disk {
     explicit Disk(LogFile of) : file(std::move(of)) {}
     Result<void> write() {
+      if (frame.empty()) return {};
       auto written = file.append(frame);
       if (written) frame.clear();
       return written;

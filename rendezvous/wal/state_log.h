@@ -77,8 +77,12 @@ class StateLog : public std::enable_shared_from_this<StateLog> {
   [[nodiscard]] bool stalled() const { return stalled_; }
   /// Why it cannot be written for now, for people; empty: it can.
   [[nodiscard]] const std::string& problem() const { return problem_; }
-  /// Writes what is left if it can. Nothing is acknowledged any more.
-  virtual void close() { closed_ = true; }
+  /// Writes what is left if it can, and releases what waited for that. False: it is lost, which is logged.
+  /// Nothing is acknowledged any more.
+  virtual bool close() {
+    closed_ = true;
+    return true;
+  }
   /// Hosted stores are among what it keeps; where they are not, nothing said of them waits for it.
   [[nodiscard]] virtual bool keeps_hosted() const = 0;
   [[nodiscard]] virtual StateLogStats stats() const { return {}; }
@@ -94,6 +98,8 @@ class StateLog : public std::enable_shared_from_this<StateLog> {
   /// What is to be done between writes, while stalled; finish() follows. False: nothing.
   virtual bool tidy() { return false; }
   void on_written();
+  /// Everything recorded is kept: what waited for that goes out.
+  void release();
   void finish();
   /// Writes though nothing was recorded.
   void write_soon();

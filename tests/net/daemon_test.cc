@@ -124,6 +124,9 @@ TEST_CASE("wrong arguments are refused in one line") {
   REQUIRE(refusal({"--allow-uid", "me"}) == said("--allow-uid=me: not a valid number; see musterd --help"));
   REQUIRE(refusal({"--heartbeat-interval", "0"}) ==
           said("--heartbeat-interval: Value 0 not in range 0.01 to 3600; see musterd --help"));
+  REQUIRE(refusal({"--keep", "nan"}) == said("--keep: nan is not a number; see musterd --help"));
+  for (const std::string option : {"--host", "--secret-file", "--secrets-dir", "--state-dir", "--tls-cert"})
+    REQUIRE(refusal({option, ""}) == said(option + ": an empty value; see musterd --help"));
   REQUIRE(refusal({"--prot", "1"}) == said("unknown argument --prot; see musterd --help"));
   REQUIRE(refusal({"--max-keys", "-5"}) ==
           said("--max-keys: -5 is not a whole number, 1 or more; see musterd --help"));
@@ -139,6 +142,47 @@ TEST_CASE("wrong arguments are refused in one line") {
   REQUIRE_THAT(text, Catch::Contains("EADDRNOTAVAIL") && Catch::Contains("no address of this host"));
   REQUIRE_THAT(refusal({"--listen-fd", "77"}).second, Catch::Contains("inherited listening descriptor 77"));
   REQUIRE_THAT(refusal({"--listen-fd", "1"}).second, Catch::Contains("ENOTSOCK"));
+}
+
+TEST_CASE("an inherited socket's port need not be named") {
+  UniqueFd bound(::socket(AF_INET, SOCK_STREAM, 0));  // inherited: not close-on-exec
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  REQUIRE(::bind(bound.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  Musterd daemon({"--listen-fd", std::to_string(bound.get())});
+  bound.reset();
+  const std::string line = daemon.wait_for_line("listening on 127.0.0.1:");
+  REQUIRE(RawClient::modern(static_cast<std::uint16_t>(std::stoi(line.substr(line.rfind(':') + 1)))).alive());
+}
+
+TEST_CASE("musterd goes on where nobody reads its log, and after its reader has gone") {
+  Musterd daemon = Musterd::listening({"--log-level", "info"});
+  const auto make_it_say_something = [&] {
+    RawClient stranger(daemon.port());
+    stranger.send("no request");
+    REQUIRE(stranger.ended());
+  };
+  SECTION("nobody reads") {
+    const UniqueFd same(::open(("/proc/" + std::to_string(daemon.pid()) + "/fd/2").c_str(),
+                               O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    REQUIRE(same);
+    const std::string line = std::string(4095, 'x') + "\n";
+    while (::write(same.get(), line.data(), line.size()) > 0) {
+    }
+    REQUIRE(errno == EAGAIN);
+    for (int i = 0; i < 3; ++i) make_it_say_something();
+    REQUIRE(RawClient::modern(daemon.port()).alive());
+    for (int i = 0; i < 4; ++i) (void)daemon.wait_for_line("xxx");
+    make_it_say_something();
+    (void)daemon.wait_for_line(" lines were left out here: nobody read them");
+  }
+  SECTION("its reader has gone") {
+    daemon.stop_reading();
+    for (int i = 0; i < 3; ++i) make_it_say_something();
+    REQUIRE(RawClient::modern(daemon.port()).alive());
+    daemon.signal(SIGKILL);
+  }
 }
 
 TEST_CASE("a port file that cannot be written is refused before anything is served") {

@@ -88,7 +88,9 @@ TEST_CASE(
   }
   SECTION("and it can be stopped") {
     keeper.daemon().signal(SIGTERM);
-    REQUIRE(keeper.daemon().finish().first == 0);
+    const auto [code, text] = keeper.daemon().finish();
+    REQUIRE(code == 1);
+    REQUIRE_THAT(text, Catch::Contains("bytes of changes are lost"));
     REQUIRE(client.receive(8).empty());
     keeper.start();
     RawClient after = RawClient::modern(keeper.port());
@@ -138,6 +140,27 @@ TEST_CASE("a log that may be in the page cache alone is synced before anybody is
   const auto [code, text] = daemon.finish();
   REQUIRE(code == 1);
   REQUIRE_THAT(text, Catch::Contains("fdatasync " + keeper.log_path()) && Catch::Contains("EIO"));
+}
+
+TEST_CASE("a change that is on the disk when musterd stops is acknowledged") {
+  const test::TemporaryDirectory folder;
+  const std::string slow = folder.path() + "/slow";
+  ::setenv("LD_PRELOAD", MUSTER_TEST_FAILING_SYNC, 1);
+  ::setenv("HOLD_FDATASYNC", slow.c_str(), 1);
+  KeptMusterd keeper({"--log-level", "info"});
+  ::unsetenv("LD_PRELOAD");
+  ::unsetenv("HOLD_FDATASYNC");
+  RawClient client = RawClient::modern(keeper.port());
+  const auto before = std::filesystem::file_size(keeper.log_path());
+  std::ofstream(slow).put('x');
+  client.send({.op = Op::kAdd, .key = "/n", .number = 1});
+  const Instant deadline = SteadyClock::now() + test::kTimeout;
+  while (std::filesystem::file_size(keeper.log_path()) == before) REQUIRE(SteadyClock::now() < deadline);
+  keeper.daemon().signal(SIGTERM);
+  (void)keeper.daemon().wait_for_line("SIGTERM: stopping");
+  std::filesystem::remove(slow);
+  REQUIRE(number_from(client) == 1);
+  REQUIRE(keeper.daemon().finish().first == 0);
 }
 
 TEST_CASE("while a sync or a snapshot takes long agents hear heartbeats, and its answers come after it") {
@@ -238,6 +261,21 @@ TEST_CASE("the log is rewritten when it has grown, and holds what is alive") {
   RawClient after = RawClient::modern(keeper.port());
   REQUIRE(value_of(after, "/k") == "39");
   REQUIRE(value_of(after, "/kept") == "1");
+}
+
+TEST_CASE("a log that grows over many short runs is rewritten, too") {
+  KeptMusterd keeper({"--state-rewrite-min-bytes", "4KiB", "--log-level", "info"});
+  for (int run = 0; run < 10; ++run) {
+    RawClient client = RawClient::modern(keeper.port());
+    // The second is answered after whatever the first one led to.
+    for (int i = 0; i < 2; ++i) {
+      client.send({.op = Op::kSet, .key = "/k", .value = std::string(2000, 'x')});
+      REQUIRE(client.alive());
+    }
+    keeper.kill();
+    keeper.start();
+  }
+  REQUIRE(std::filesystem::file_size(keeper.log_path()) < 10'000);
 }
 
 TEST_CASE("a torchrun job whose agents were killed with musterd is as one whose agents have gone") {

@@ -155,6 +155,13 @@ TEST_CASE("a client whose server went away keeps its first error") {
   REQUIRE(second.error() == first.error());
 }
 
+TEST_CASE("a timeout may be without end") {
+  const Fixture f;
+  const auto client = f.client(-1, Store::Timeout::max());
+  REQUIRE(client->add("n", 2) == 2);
+  REQUIRE(client->get("n") == "2");
+}
+
 TEST_CASE("connecting waits for a server that starts later") {
   const test::HeldPort place;
   const std::uint16_t port = place.number();

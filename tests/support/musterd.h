@@ -67,6 +67,8 @@ class Musterd {
   /// After one that ends the daemon: finish(). Killed while it writes its coverage profile, it leaves half of
   /// one, which every later daemon complains about.
   void signal(int number) const { ::kill(pid_, number); }
+  /// Its standard error has no reader any more.
+  void stop_reading() { errors_.reset(); }
 
   /// The first line of standard error not asked for before that contains `text`.
   std::string wait_for_line(std::string_view text) {

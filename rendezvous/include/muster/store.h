@@ -39,8 +39,10 @@ class Store {
                                                         std::string_view desired) = 0;
 
   /// Waits for the key, then returns its value. kTimeout if it does not appear.
-  [[nodiscard]] virtual Result<std::string> get(std::string_view key,
-                                                std::optional<Timeout> timeout = {}) = 0;
+  [[nodiscard]] virtual Result<std::string> get(std::string_view key, std::optional<Timeout> timeout = {}) {
+    const std::string keys[] = {std::string(key)};
+    return multi_get(keys, timeout).map([](auto&& values) { return std::move(values.front()); });
+  }
 
   /// Adds to a decimal counter (absent counts as 0) and returns the new value. Kept as decimal text.
   [[nodiscard]] virtual Result<std::int64_t> add(std::string_view key, std::int64_t delta) = 0;
@@ -50,7 +52,9 @@ class Store {
 
   /// Waits until every key exists.
   [[nodiscard]] virtual Result<void> wait(std::span<const std::string> keys,
-                                          std::optional<Timeout> timeout = {}) = 0;
+                                          std::optional<Timeout> timeout = {}) {
+    return multi_get(keys, timeout).map([](const auto&) {});
+  }
 
   [[nodiscard]] virtual Result<std::int64_t> num_keys() = 0;
 

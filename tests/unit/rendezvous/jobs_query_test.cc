@@ -88,7 +88,7 @@ TEST_CASE("of a running job somebody who looks in learns its members, its spares
   REQUIRE(node(answer, "n2").base_rank == 1);
   REQUIRE(node(answer, "n3").state == NodeState::State::kWaiting);
   REQUIRE(node(answer, "n3").text == "spare 1 of 1; 2 nodes run generation 0");
-  REQUIRE(node(answer, "n4").text.find("the job is full") == 0);
+  REQUIRE(node(answer, "n4").text.find("all places of the job are taken") == 0);
 }
 
 TEST_CASE("between two generations the nodes that stop their workers are told from those that are ready") {

@@ -231,9 +231,8 @@ TEST_CASE("a spare does not take the place of a survivor that is slow to stop, u
   // The slow one is a spare from then on.
   REQUIRE(ready(j.round, Job::id(2), 0, 0, j.now));
   REQUIRE(j.waits());
-  REQUIRE(
-      explain_outside(j.round, j.settings, Job::id(2)) ==
-      "the job is full, waits for a place (another job needs another --rdzv-id); 2 nodes run generation 1");
+  REQUIRE(explain_outside(j.round, j.settings, Job::id(2)) ==
+          "all places of the job are taken (another job needs another --rdzv-id); 2 nodes run generation 1");
 }
 
 TEST_CASE("a machine whose node was lost takes part again only after its cool-down") {

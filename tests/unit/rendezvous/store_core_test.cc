@@ -43,6 +43,13 @@ TEST_CASE("SET replaces, APPEND extends and creates") {
   REQUIRE(s.core.get("absent").empty());
 }
 
+TEST_CASE("a short value does not keep the memory of a long one that it replaces") {
+  Store s;
+  s.set("k", std::string(8 << 20, 'x'));
+  s.set("k", "1");
+  REQUIRE(s.core.keys().begin()->second.capacity() < 1000);
+}
+
 TEST_CASE("COMPARE_SET follows the four rows of its table") {
   Store s;
   REQUIRE(s.core.compare_set("k", "zz", "q") == "zz");
