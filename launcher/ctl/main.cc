@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <poll.h>
 #include <signal.h>
-#include <sstream>
 #include <string>
 #include <sys/inotify.h>
 #include <unistd.h>
@@ -297,11 +296,7 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    std::ostringstream asked;
-    if (error.get_exit_code() == 0) (void)app.exit(error, asked, asked);
-    const std::vector<std::string> unknown = app.remaining(true);
-    return end_of_parsing("musterctl", asked.str(),
-                          unknown.empty() ? error.what() : "unknown argument " + unknown.front());
+    return end_of_parsing("musterctl", app, error);
   }
 
   const Environment environment = current_environment();

@@ -153,6 +153,11 @@ class CoordinatedRendezvous final : public Rendezvous {
     coordinator_ = make_host(io_, job_, own, offered, log_);
     net::CoordinatorHost::Callbacks callbacks;
     callbacks.agent_gone = [this] {
+      // Of a job of a fixed size. One that lacks the program, too, was here.
+      const auto& rules = job_.elastic.rules;
+      if (joined_ && !outside_ && lacks_program() && !job_.elastic.ranks_given &&
+          rules.min_nodes == rules.max_nodes)
+        stop_job(job_.host);
       if (!told_late_nodes_ || !coordinator_->nodes_never_seen().empty()) return;
       std::exchange(told_late_nodes_, {})();
     };
@@ -235,11 +240,24 @@ class CoordinatedRendezvous final : public Rendezvous {
       log_.info(fmt::format("this agent runs the coordinator at {}", coordinator_->title()));
     client_ = std::make_unique<net::ControlClient>(io_, client_options(), client_events());
     client_->start();
+    if (job_.unhealthy.empty()) return;
     // Nobody can take its place: the job cannot run.
-    if (!job_.unhealthy.empty() && job_.elastic.ranks_given)
-      client_->send_until_over(control::Stop{
-          job_.unhealthy_code,
-          fmt::format("node {} ({}) is unhealthy: {}", job_.node_rank, job_.host, job_.unhealthy)});
+    if (job_.elastic.ranks_given) return stop_job(fmt::format("node {} ({})", job_.node_rank, job_.host));
+    // The others' coordinator: whoever comes later hears the reason from it.
+    if (lacks_program() && hosts_coordinator())
+      lifetime_.call_at(late_nodes_, after(std::min<Millis>(job_.join_timeout, kLateNodes)), [this] {
+        if (joined_ && !outside_) stop_job(job_.host);
+      });
+  }
+
+  // Most likely the command line is wrong, which the others have, too.
+  [[nodiscard]] bool lacks_program() const {
+    return !job_.unhealthy.empty() && job_.unhealthy_code != kExitPreflight;
+  }
+
+  void stop_job(const std::string& node) {
+    client_->send_until_over(
+        control::Stop{job_.unhealthy_code, fmt::format("{} is unhealthy: {}", node, job_.unhealthy)});
   }
 
   [[nodiscard]] net::ControlClientOptions client_options() {
@@ -264,7 +282,8 @@ class CoordinatedRendezvous final : public Rendezvous {
     out.request.status_address = job_.status_address;
     out.settings = elastic.rules;
     out.compare_clocks = job_.compare_clocks;
-    out.connect_timeout = elastic.connect_timeout;
+    out.connect_timeout =
+        std::min(elastic.connect_timeout, lacks_program() ? Millis(kLateNodes) : Millis::max());
     out.reconnect_for = elastic.reconnect_for;
     out.born = born_;
     return out;
@@ -374,11 +393,13 @@ class CoordinatedRendezvous final : public Rendezvous {
     outside_ = waiting.outside;
     coordinator_->set_joined();
     if (!joined_) return;  // a join round begins while workers here are still being stopped
-    // The others have begun: there is nothing to tell any more.
-    if (!job_.unhealthy.empty() && waiting.outside && !hosts_coordinator())
-      return finish_join(FailureNotice{.text = "the job has begun without this node"});
+    // The others have begun, or, most likely, have the same wrong command line: there is nothing to tell.
+    if (!job_.unhealthy.empty() && !hosts_coordinator() &&
+        (waiting.outside || (lacks_program() && !job_.elastic.ranks_given)))
+      return finish_join(
+          FailureNotice{.text = waiting.outside ? "the job has begun without this node" : job_.unhealthy});
     if (waiting.outside) {
-      wait_status_.set(fmt::format("rendezvous: this node is outside the world: {}", waiting.text), true);
+      wait_status_.set(fmt::format("rendezvous: this node has no workers: {}", waiting.text), true);
       // Members that cannot reach the first node end their generation; nobody outside of it has to.
       store_.check_reach(waiting, [this](const std::string& text) {
         is_replaceable() ? fail_join(kExitRendezvous, text) : log_.warning(text);

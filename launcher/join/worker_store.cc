@@ -137,10 +137,8 @@ void WorkerStore::try_reach(const control::Waiting& waiting, Instant deadline,
           return reach_lifetime_.call_at(reach_pause_, again, [this, waiting, deadline, unreachable] {
             try_reach(waiting, deadline, unreachable);
           });
-        unreachable(
-            fmt::format("{} is outside the world and could take no place in it: it cannot reach the first "
-                        "node, {}: {}",
-                        job_.host, host, unreachable_text(answer.error(), host)));
+        unreachable(fmt::format("{} could take no place in the job: it cannot reach the first node, {}: {}",
+                                job_.host, host, unreachable_text(answer.error(), host)));
       });
 }
 

@@ -5,8 +5,6 @@
 #include <cctype>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "launcher/cli/rdzv_conf.h"
 #include "launcher/network/interfaces.h"
 #include "launcher/text/seconds_text.h"
@@ -40,11 +38,12 @@ Result<void> plan_tls(const Options& options, ElasticJob& out) {
   return {};
 }
 
-/// A name or an address, as far as its characters tell.
+/// A name or an address, as far as its characters tell. One colon alone stands in front of a port.
 bool is_host(std::string_view text) {
-  return !text.empty() && std::ranges::all_of(text, [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-' || c == '%';
-  });
+  return !text.empty() && std::ranges::count(text, ':') != 1 &&
+         std::ranges::all_of(text, [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '_' || c == '.' || c == ':' || c == '-' || c == '%';
+         });
 }
 
 /// Where node 0 is.
@@ -60,7 +59,7 @@ Result<Endpoint> plan_static(const Options& options, const Endpoint& endpoint, c
                  options.spares);
   Endpoint out{options.master_addr, options.master_port.value_or(kStaticPort)};
   if (!is_host(out.host) && options.given.contains("master-addr"))
-    return usage("--master-addr={}: not a name or address of a host", out.host);
+    return usage("--master-addr={}: not a name or address of a host; its port is --master-port's", out.host);
   if (!endpoint.host.empty()) {
     if (endpoint.port < 0) return usage("--rdzv-endpoint={} needs a port: HOST:PORT", options.rdzv_endpoint);
     out = endpoint;
@@ -289,6 +288,8 @@ Result<Endpoint> parse_endpoint(std::string_view text) {
     if (!rest.empty()) rest.remove_prefix(1);
   } else {
     const auto colon = all.rfind(':');
+    if (colon != std::string_view::npos && is_numeric_address(std::string(all)))
+      return usage("--rdzv-endpoint={0}: write [{0}]:PORT", text);
     out.host = all.substr(0, colon);
     if (colon != std::string_view::npos) rest = all.substr(colon + 1);
   }

@@ -17,7 +17,6 @@
 #include "launcher/text/substitution.h"
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/hostlist.h"
-#include "rendezvous/base/syscall.h"
 #include "rendezvous/base/text.h"
 
 namespace muster::launcher {

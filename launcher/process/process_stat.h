@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "rendezvous/base/clock.h"
-#include "rendezvous/base/unique_fd.h"
 
 namespace muster::launcher {
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include <climits>
-#include <fmt/format.h>
 
 #include "launcher/text/usage_error.h"
 #include "rendezvous/base/env.h"

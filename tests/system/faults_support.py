@@ -94,7 +94,7 @@ def settled(agents):
     members = [name for name, places in worlds.items() if places and places[-1].generation == last]
     size = max((worlds[name][-1].nodes for name in members), default=0)
     outside = [a for a in agents if a.name not in members
-               and re.search(r"outside the world|the workers start again", a.scene.err(a.name))]
+               and re.search(r"has no workers|the workers start again", a.scene.err(a.name))]
     return len(members) == size == min(4, len(agents)) and len(members) + len(outside) == len(agents)
 
 

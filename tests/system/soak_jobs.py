@@ -47,7 +47,7 @@ def marked(folder):
     return found
 
 
-STANDINGS = re.compile(r"generation \d+: node|outside the world|the workers start again|waiting for the (?:next generation|coordinator)")
+STANDINGS = re.compile(r"generation \d+: node|has no workers|the workers start again|waiting for the (?:next generation|coordinator)")
 
 
 class Idle:

@@ -49,7 +49,7 @@ class Waiting:
         return self
 
     def waited(self):
-        self.spare.said("third", "this node is outside the world: spare 1 of 1")
+        self.spare.said("third", "this node has no workers: spare 1 of 1")
         self.point.said("second", "waits for the job's next checkpoint")
         self.pause.said("second", r"restart in 600 s \(--restart-backoff\)")
         self.pause.started("2.1", 0)

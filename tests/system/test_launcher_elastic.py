@@ -65,6 +65,14 @@ def test_a_node_without_the_program_tells_those_who_wait_and_another_takes_its_p
     assert it.codes(0, "other", 1) == [0, 0, 127], it.err(1)
 
 
+def test_nodes_that_all_lack_the_program_end_with_its_code(job):
+    it = job(2)
+    it.start(0, 1, "gone/true")
+    it.said(0, "this agent runs the coordinator")
+    it.start(1, 1, "gone/true")
+    assert it.codes(0, 1) == [127, 127], (it.err(0), it.err(1))
+
+
 def test_a_rank_that_may_have_been_refused_is_not_said_to_have_never_connected(job, tmp_path):
     it = job(2)
     it.start(0, 1, "--node-rank=0", "true", conf="join_timeout=8", MUSTER_SECRET=SECRET)

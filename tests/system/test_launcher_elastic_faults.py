@@ -129,7 +129,7 @@ def test_a_spare_takes_the_place_of_a_killed_node_and_ranks_stay(job, tmp_path):
     it.started("6.0", *range(6))
     first = {w: it.err(w) for w in (0, 1, 2)}
     it.start(3, 2, "--spares=1", script, nnodes=3, restarts=1)
-    it.said(3, r"this node is outside the world: spare 1 of 1; 3 nodes run generation 0")
+    it.said(3, r"this node has no workers: spare 1 of 1; 3 nodes run generation 0")
     it.running[1].kill()
     it.started("6.1", *range(6))
     ranks = lambda text, generation: re.findall(rf"generation {generation}: (node \d of 3, ranks \d to \d of 6)", text)
@@ -152,7 +152,7 @@ def test_a_spare_that_does_not_reach_the_first_node_leaves_before_it_is_needed(j
     it.nodes.lose(2, 1)
     start(2)
     assert it.codes(2) == [69]
-    assert re.search(r"host2 is outside the world and could take no place in it: it cannot reach the first node, host1: "
+    assert re.search(r"host2 could take no place in the job: it cannot reach the first node, host1: "
                      r".*10\.77\.0\.2:\d+", it.err(2)), it.err(2)
     (tmp_path / "go").touch()
     assert it.codes(0, 1) == [0, 0]
@@ -225,7 +225,7 @@ while not os.path.exists("go"): signal.sigtimedwait([], 0.02)
     it.start(2, 1, "--spares=1", "--node-rank=2", script, nnodes=2, restarts=1, conf="cool_down=600")
     it.said(2, "spare 1 of 1")
     (tmp_path / "spare").touch()
-    it.said(1, "this node is outside the world")
+    it.said(1, "this node has no workers")
     (tmp_path / "go").touch()
     assert it.codes(0, 1, 2) == [0, 0, 0], (it.err(0), it.err(1), it.err(2))
     assert "generation 1: node 1 of 2" in it.err(2)
@@ -238,7 +238,7 @@ def test_a_second_job_by_the_same_name_that_never_ran_is_no_success(job, tmp_pat
     it.start(0, 1, "--rdzv-id=same", script, nnodes=1, backend="muster")
     it.started("1.0", 0)
     it.start(1, 1, "--rdzv-id=same", "touch", tmp_path / "ran", nnodes=1, backend="muster")
-    it.said(1, "the job is full, waits for a place .another job needs another --rdzv-id.")
+    it.said(1, "all places of the job are taken .another job needs another --rdzv-id.")
     (tmp_path / "go").touch()
     assert it.codes(0, 1) == [0, 69], it.err(1)
     assert re.search(r"error: rendezvous: .*succeeded without this node.*one more than --nnodes=1 and --spares=0: nothing was "

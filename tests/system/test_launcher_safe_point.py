@@ -53,7 +53,7 @@ def test_a_joiner_waits_for_the_checkpoint_and_no_step_is_lost(job, tmp_path, pr
     wait_for((tmp_path / "passed").exists, "the safe point to pass")
     more_steps(tmp_path, 5)
     it.start(1, 1, *options, nnodes="1:2", conf=CONF)
-    it.said(1, r"this node is outside the world: waits for the job's next checkpoint \(--join-at\); 1 nodes run generation 0")
+    it.said(1, r"this node has no workers: waits for the job's next checkpoint \(--join-at\); 1 nodes run generation 0")
     more_steps(tmp_path, 20)
     assert not (tmp_path / "started_2_0").exists()
     (tmp_path / "save").touch()

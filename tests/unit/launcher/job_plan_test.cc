@@ -151,6 +151,10 @@ TEST_CASE("contradictions are refused with what is right") {
   REQUIRE_THAT(refusal({"--rdzv-backend=etcd-v2"}), Catch::Contains("v3 API"));
   REQUIRE_THAT(refusal({"--rdzv-backend=zookeeper"}), Catch::Contains("muster and etcd"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-endpoint=h"}), Catch::Contains("needs a port"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=2001:db8::5"}),
+               Catch::Contains("--rdzv-endpoint=2001:db8::5: write [2001:db8::5]:PORT"));
+  REQUIRE_THAT(refusal({"--nnodes=2", "--master-addr=node0:29500"}),
+               Catch::Contains("--master-addr=node0:29500: not a name or address of a host; its port is"));
   REQUIRE_THAT(refusal({"--nnodes=2", "--master-port=0"}), Catch::Contains("give a number"));
   REQUIRE(planned({"--nnodes=2", "--iface=eth0"}).elastic.interface == "eth0");
   REQUIRE_THAT(refusal({"--ranks-filter=7-3"}),
@@ -393,7 +397,7 @@ TEST_CASE("options about local ranks that the node does not have are said, and d
 
 TEST_CASE("a master address that is no host's is refused at once") {
   REQUIRE(refusal({"--nnodes=2", "--master-addr=node 0"}) ==
-          "--master-addr=node 0: not a name or address of a host");
+          "--master-addr=node 0: not a name or address of a host; its port is --master-port's");
   for (const char* wrong : {"http://node0", "node0,node1", "node0/1", "node0?"})
     REQUIRE_THAT(refusal({"--nnodes=2", std::string("--master-addr=") + wrong}),
                  Catch::Contains("not a name or address"));
