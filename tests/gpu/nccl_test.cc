@@ -163,6 +163,28 @@ TEST_CASE("a captured step of two NCCL ranks equals the called one, and the rank
   });
 }
 
+TEST_CASE("NCCL ranks whose epochs differ in size are told so where steps are captured") {
+  const TemporaryDirectory directory;
+  run(2, [&](int rank) -> std::string {
+    Member member;
+    STEP(member.join(directory, rank, 2));
+    nn::Model model = nn::garment_classifier({});
+    const auto ddp = DistributedDataParallel::create(model, member.kernels->device(), *member.group);
+    if (!ddp) return text_of(ddp.error());
+    const auto optimizer = Sgd::create(model, {});
+    if (!optimizer) return text_of(optimizer.error());
+    const auto data = DeviceDataset::upload(member.kernels->device(), striped_images(24));
+    if (!data) return text_of(data.error());
+    const auto trainer = Trainer::create(**ddp, **optimizer, *data, {.batch_size = 4});
+    if (!trainer) return text_of(trainer.error());
+    const std::vector<std::int32_t> indices(static_cast<std::size_t>(24 - rank));
+    const auto begun = (*trainer)->begin_epoch(indices);
+    EXPECT(!begun && begun.error().code == ErrorCode::kMismatch);
+    EXPECT(begun.error().message.starts_with("an epoch of 23 samples on a rank and 24 on another"));
+    return "";
+  });
+}
+
 TEST_CASE("with logical shards, parameters do not depend on the number of NCCL ranks, to the last bit") {
   const TemporaryDirectory digests;
   for (const int size : {1, 2, 4}) {

@@ -477,8 +477,8 @@ def test_a_data_loader_makes_the_batches_that_the_device_gathers(job, ranks):
 
 
 def test_with_a_data_loader_a_run_that_was_saved_within_an_epoch_goes_on_there(job, tmp_path):
-    flags = ("--epochs=2", "--batch-size=256", "--device=cpu", "--workers=2", "--checkpoint-every=100")
-    whole = job(*flags, f"--checkpoint={tmp_path}/run")
+    flags = ("--epochs=2", "--batch-size=256", "--device=cpu", "--workers=2")
+    whole = job(*flags, "--checkpoint-every=100", f"--checkpoint={tmp_path}/run")
     assert whole.returncode == 0, whole.stderr
     (tmp_path / "run/LATEST").write_text("step-00000400\n")  # in the second epoch
     shutil.rmtree(tmp_path / "run/step-00000470")

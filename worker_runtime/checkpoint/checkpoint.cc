@@ -15,6 +15,7 @@
 #include <muster/safe_point.h>
 
 #include "rendezvous/base/env_contract.h"
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/checkpoint/safetensors.h"
 #include "worker_runtime/checkpoint/step_directory.h"
 #include "worker_runtime/device/device.h"
@@ -61,13 +62,11 @@ class DirectoryManager final : public CheckpointManager {
     if (group_->rank() != 0) return {};
     MUSTER_OK(wait());
     if (!std::isfinite(state.best_metric) || !std::isfinite(state.epoch_loss_sum))
-      return fail(ErrorCode::kInvalidArgument, "checkpoints: best_metric or epoch_loss_sum is not finite");
-    if (options_.read_only)
-      return fail(ErrorCode::kInvalidArgument, "checkpoints " + directory_ + ": they are only read");
+      return invalid("checkpoints: best_metric or epoch_loss_sum is not finite");
+    if (options_.read_only) return invalid("checkpoints {}: they are only read", directory_);
     if (!is_mine_ && !restorable_steps(directory_).empty())
-      return fail(ErrorCode::kInvalidArgument,
-                  "checkpoints " + directory_ +
-                      ": they are of another run; resume from them or give another directory");
+      return invalid("checkpoints {}: they are of another run; resume from them or give another directory",
+                     directory_);
     is_mine_ = true;
     if (memory_ == nullptr) MUSTER_OK(reserve());  // there was none before
     MUSTER_TRY(Manifest manifest, copy(state));
@@ -294,9 +293,7 @@ Result<std::unique_ptr<CheckpointManager>> CheckpointManager::create(const std::
                                                                      nn::Model& model, Optimizer& optimizer,
                                                                      ProcessGroup& group,
                                                                      const CheckpointOptions& options) {
-  if (options.keep < 1)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("keep {} checkpoints: it is at least 1", options.keep));
+  if (options.keep < 1) return invalid("keep {} checkpoints: it is at least 1", options.keep);
   auto made = std::make_unique<DirectoryManager>(directory, model, optimizer, group, options);
   MUSTER_OK(made->start());
   return made;
@@ -307,7 +304,10 @@ Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& gro
   Resumed out;
   out.state.seed = options.seed.value_or(0);
   out.state.world_size = group.world_size();
-  out.state.batch_size = options.batch_size;
+  // With logical shards a step has as many samples in any world.
+  const int shards = options.logical_shards, world = group.world_size(),
+            batch = shards == 0 ? options.batch_size : options.batch_size * shards / world;
+  out.state.batch_size = batch;
   const auto open = [&](const std::string& directory, bool read_only) {
     return CheckpointManager::create(directory, model, optimizer, group,
                                      {.model = options.model, .read_only = read_only});
@@ -318,14 +318,12 @@ Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& gro
   const auto named = [](const std::string& directory) {
     return fs::path(directory + "/").lexically_normal();
   };
-  const bool in_place = named(options.resume) == named(options.checkpoint);
+  const bool in_place = out.checkpoints != nullptr && named(options.resume) == named(options.checkpoint);
   if (out.checkpoints != nullptr && !in_place && group.rank() == 0) {
     MUSTER_TRY(const auto latest, out.checkpoints->latest());
     if (latest)
-      return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("{} is there: another run's; continue it with --resume={}, or give another "
-                              "--checkpoint",
-                              *latest, options.checkpoint));
+      return invalid("{} is there: another run's; continue it with --resume={}, or give another --checkpoint",
+                     *latest, options.checkpoint);
   }
   if (options.resume.empty()) return out;
   std::unique_ptr<CheckpointManager> others;
@@ -336,20 +334,17 @@ Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& gro
   if (!saved && in_place) return out;
   if (!saved) return fail(ErrorCode::kNotFound, "no checkpoint in " + options.resume);
   if (options.seed && saved->seed != *options.seed)
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("checkpoint {} was trained with --seed {}, not {}; leave --seed out or give the same",
-                    options.resume, saved->seed, *options.seed));
-  const bool other_world = saved->world_size != group.world_size() && !options.same_for_any_world;
-  if (group.rank() == 0 && (other_world || saved->batch_size != options.batch_size))
+    return invalid("checkpoint {} was trained with --seed {}, not {}; leave --seed out or give the same",
+                   options.resume, saved->seed, *options.seed);
+  const bool other_step = saved->world_size * saved->batch_size != world * batch;
+  if (group.rank() == 0 && (other_step || (shards == 0 && saved->world_size != world)))
     std::fprintf(
         stderr,
         "muster: note: the checkpoint is of %d ranks with batches of %d, this run has %d with %d; it "
         "continues, but not as the uninterrupted run would\n",
-        saved->world_size, saved->batch_size, group.world_size(), options.batch_size);
+        saved->world_size, saved->batch_size, world, batch);
   out.state = *saved;
-  if (options.same_for_any_world) out.state.world_size = group.world_size();  // a step has as many samples
-  out.state.continue_with(group.world_size(), options.batch_size);
+  out.state.continue_with(world, batch);
   return out;
 }
 

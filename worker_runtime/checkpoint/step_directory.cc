@@ -52,8 +52,10 @@ Result<void> publish(const std::string& made, const std::string& name) {
   if (::rename(made.c_str(), name.c_str()) == 0) return {};
   if (errno != EEXIST && errno != ENOTEMPTY)
     return fail(errno_error("rename " + made + " to " + name, errno));
-  if (::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0)
-    return remove_tree(made);
+  if (::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0) {
+    (void)remove_tree(made);
+    return {};
+  }
   // A file system that cannot exchange two names: between the next two calls the step is not there.
   MUSTER_OK(remove_tree(name));
   if (::rename(made.c_str(), name.c_str()) != 0)
@@ -74,13 +76,14 @@ Result<void> write_made(const std::string& made, Manifest& manifest, const StepF
   return sync_directory(made);
 }
 
-Result<void> prune(const std::string& root, std::int64_t step, int keep) {
+/// What cannot be removed stays, and costs no training.
+void prune(const std::string& root, std::int64_t step, int keep) {
   const auto best = named_step(root, "BEST");
   for (const std::int64_t old : steps_in(root)) {
     if (old > step || keep-- > 0 || old == best) continue;
-    MUSTER_OK(remove_tree(fmt::format("{}/{}", root, step_name(old))));
+    if (const auto gone = remove_tree(fmt::format("{}/{}", root, step_name(old))); !gone)
+      std::fprintf(stderr, "muster: note: an old checkpoint stays: %s\n", gone.error().message.c_str());
   }
-  return {};
 }
 
 using nlohmann::json;
@@ -179,9 +182,11 @@ Result<void> write_step(const std::string& root, Manifest manifest, const StepFi
   }
   MUSTER_OK(sync_directory(root));
   const std::string line = step_name(step) + "\n";
-  MUSTER_OK(write_file_atomically(root + "/LATEST", line));
+  // In this order: a run that continues from LATEST, whose state knows of the best, finds that one.
   if (is_best) MUSTER_OK(write_file_atomically(root + "/BEST", line));
-  return prune(root, step, keep);
+  MUSTER_OK(write_file_atomically(root + "/LATEST", line));
+  prune(root, step, keep);
+  return {};
 }
 
 std::optional<std::int64_t> named_step(const std::string& root, const std::string& file) {

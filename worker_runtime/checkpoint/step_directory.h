@@ -49,9 +49,9 @@ struct Manifest {
 /// File name to its bytes, piece by piece.
 using StepFiles = std::map<std::string, std::vector<std::string_view>>;
 
-/// root/step-<step of the manifest>, with the files' sums in its state.json; then LATEST, and BEST if asked
-/// for; then all are removed but the last `keep` up to this step, and the best. On an error before LATEST was
-/// replaced nothing has changed.
+/// root/step-<step of the manifest>, with the files' sums in its state.json; then BEST if asked for, and
+/// LATEST; then all are removed but the last `keep` up to this step, and the best. On an error LATEST is what
+/// it was.
 [[nodiscard]] Result<void> write_step(const std::string& root, Manifest manifest, const StepFiles& files,
                                       bool is_best, int keep);
 

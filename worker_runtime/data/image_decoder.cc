@@ -148,7 +148,8 @@ Result<void> decode_png(Bytes bytes, const Window& window, std::uint8_t* const o
 }  // namespace
 
 Result<ImageSize> image_size(Bytes bytes) {
-  constexpr std::array<std::uint8_t, 8> kPng{0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
+  constexpr std::array<std::uint8_t, 16> kPng{0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n',
+                                              0,    0,   0,   13,  'I',  'H',  'D',  'R'};
   ImageSize size;
   size.is_png = bytes.size() >= 24 && std::equal(kPng.begin(), kPng.end(), bytes.begin());
   if (size.is_png) {  // its first chunk begins with them

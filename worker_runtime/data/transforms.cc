@@ -104,6 +104,8 @@ Result<void> Compose::check() const {
   for (const Transform& t : transforms_) {
     if (const char* const text = problem(t, in_tensor); text != nullptr)
       return invalid("transforms: {}", text);
+    if (t.kind == Kind::kNormalize && &t != &transforms_.back())
+      return invalid("transforms: one Normalize, at the end");
     in_tensor = in_tensor || t.kind == Kind::kToTensor;
   }
   if (size().second == 0)

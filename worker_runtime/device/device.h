@@ -101,6 +101,10 @@ class Device {
   // Memory of the device; zeroed; 256-byte aligned. Freed with the object. kExhausted, also beyond
   // ComputeOptions::memory_fraction.
   [[nodiscard]] virtual Result<void*> allocate(std::size_t size_bytes) = 0;
+  template <class T>
+  [[nodiscard]] Result<T*> allocate_of(std::size_t count = 1) {
+    return allocate(count * sizeof(T)).map([](void* memory) { return static_cast<T*>(memory); });
+  }
   /// Counts memory of the device that somebody else allocates, as a group does: kExhausted beyond the cap.
   [[nodiscard]] Result<void> claim(std::size_t size_bytes);
   void unclaim(std::size_t size_bytes) { claimed_bytes_ -= size_bytes; }

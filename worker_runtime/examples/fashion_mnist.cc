@@ -26,7 +26,7 @@ namespace {
 struct Arguments {
   WorkerOptions worker;
   ResumeOptions run{.model = "garment", .batch_size = 4};
-  int epochs = 2, logical_shards = 0, checkpoint_every = 0, log_every = 1000, warmup_steps = 0;
+  int epochs = 2, checkpoint_every = 0, log_every = 1000, warmup_steps = 0;
   int nprocs = 1, workers = -1;
   float lr = 0.001F, momentum = 0.9F, label_smoothing = 0;
   bool scale_lr = false;
@@ -52,10 +52,10 @@ void add_options(CLI::App& app, Arguments& args) {
   add("--data", args.data, "directory of the IDX files, plain or .gz");
   add("--model", args.run.model, "garment: convolutions")->check(CLI::IsMember({"garment", "lenet5", "mlp"}));
   add("--amp", args.amp, "mixed precision")->check(CLI::IsMember({"off", "bf16", "fp16"}));
-  add("--logical-shards", args.logical_shards, "of a step over all ranks, whose number then changes no bit")
+  add("--logical-shards", args.run.logical_shards, "of a step; the number of ranks then changes no bit")
       ->check(CLI::Range(0, 65536));
   add("--checkpoint", args.run.checkpoint, "directory to save to after each epoch and at SIGTERM");
-  add("--checkpoint-every", args.checkpoint_every, "steps: saves within epochs, too")->check(count);
+  add("--checkpoint-every", args.checkpoint_every, "steps")->check(count)->needs("--checkpoint");
   add("--resume", args.run.resume, "directory to continue from; that of --checkpoint may be empty yet");
   add("--log-every", args.log_every, "steps over which the training loss is averaged")->check(positive);
   add("--log-dir", args.log_dir, "where rank 0 writes events for TensorBoard");
@@ -86,8 +86,8 @@ Result<int> train(Arguments args) {
   nn::Model& model = models.front();
   Generator generator(args.run.seed.value_or(0));
   model.initialize(generator);
-  MUSTER_TRY(const auto ddp,
-             DistributedDataParallel::create(model, compute, group, {.logical_shards = args.logical_shards}));
+  const DdpOptions distributed{.logical_shards = args.run.logical_shards};
+  MUSTER_TRY(const auto ddp, DistributedDataParallel::create(model, compute, group, distributed));
   if (args.scale_lr) args.lr *= static_cast<float>(context.world_size);
   std::unique_ptr<Optimizer> optimizer;
   if (args.optimizer == "adamw") {
@@ -101,14 +101,13 @@ Result<int> train(Arguments args) {
   MUSTER_TRY(const auto data_parallel, DataParallel::create(models, replicas));
   if (models.size() > 1) training.data_parallel = data_parallel.get();
   MUSTER_TRY(const auto trainer, Trainer::create(*ddp, *optimizer, train_set, training));
-  args.run.same_for_any_world = args.logical_shards > 0;
   MUSTER_TRY(auto run, resume(model, *optimizer, group, args.run));
   auto& [checkpoints, state] = run;
   MUSTER_TRY(auto sampler, DistributedSampler::create({.num_samples = train_set.size,
                                                        .rank = context.rank,
                                                        .world_size = context.world_size,
                                                        .seed = state.seed,
-                                                       .logical_shards = args.logical_shards,
+                                                       .logical_shards = args.run.logical_shards,
                                                        .batch_size = args.run.batch_size}));
   sampler.set_epoch(static_cast<std::uint64_t>(state.epoch));
   MUSTER_OK(sampler.start_at(state.epoch_samples));
@@ -241,8 +240,10 @@ int main(int argc, char** argv) {
   add_options(app, args);
   return run_program(app, argc, argv, [&args]() -> Result<int> {
     if (args.nprocs == 1) return train(args);
-    const auto run = [&args](int) { return train(args).map([](int code) { std::exit(code); }); };
-    const Result<void> done = spawn(args.nprocs, run);
-    return !done && done.error().code == ErrorCode::kCancelled ? kExitPreempted : done.map([] { return 0; });
+    const int preempted = args.run.checkpoint.empty() ? 128 + SIGTERM : kExitPreempted;
+    const Result<void> done = spawn(args.nprocs, [&](int) {
+      return train(args).map([&](int code) { std::exit(code == preempted ? kExitPreempted : code); });
+    });
+    return !done && done.error().code == ErrorCode::kCancelled ? preempted : done.map([] { return 0; });
   });
 }

@@ -235,22 +235,18 @@ void Model::initialize(Generator& generator) {
 
 Result<void> Model::allocate(const Compute& compute, float* gradient_arena) {
   MUSTER_CHECK(params_ == nullptr, "a model is allocated once");
-  MUSTER_TRY(void* const params, compute->allocate(arena_bytes()));
-  MUSTER_TRY(void* const buffers, compute->allocate(buffer_elements_ * sizeof(float)));
+  MUSTER_TRY(float* const params, compute->allocate_of<float>(arena_elements_));
+  MUSTER_TRY(buffer_arena_, compute->allocate_of<float>(buffer_elements_));
   if (gradient_arena == nullptr) {
-    MUSTER_TRY(void* const grads, compute->allocate(arena_bytes()));
-    gradient_arena = static_cast<float*>(grads);
+    MUSTER_TRY(gradient_arena, compute->allocate_of<float>(arena_elements_));
   }
   compute_ = compute;
-  params_ = static_cast<float*>(params);
+  params_ = params;
   grads_ = gradient_arena;
-  buffer_arena_ = static_cast<float*>(buffers);
   if (autocast_ != DType::kFloat32) {
-    MUSTER_TRY(void* const half, compute->allocate(arena_elements_ * sizeof(std::uint16_t)));
-    half_params_ = static_cast<std::uint16_t*>(half);
+    MUSTER_TRY(half_params_, compute->allocate_of<std::uint16_t>(arena_elements_));
   }
-  MUSTER_TRY(void* const random, compute->allocate(sizeof(RandomState)));
-  random_ = static_cast<RandomState*>(random);
+  MUSTER_TRY(random_, compute->allocate_of<RandomState>());
   write_random_state(host_random_);
   compute_->copy_to_device(params_, host_params_.data(), arena_bytes());
   round_params();

@@ -158,7 +158,13 @@ Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::str
   // Only to find the best network interface; the store is there already.
   if (const auto again = find_placement(options.init_method, current_environment()))
     placement.host = again->host;
-  auto group = make_group(options, placement, context.store, fmt::format("group/named/{}", name),
+  std::string prefix = fmt::format("group/named/{}", name);
+  if (context.store != nullptr) {
+    // Counted by each rank for itself: its n-th group of a name is everybody's n-th.
+    MUSTER_TRY(const auto number, context.store->add(fmt::format("{}/made/{}", prefix, context.rank), 1));
+    prefix += fmt::format("/{}", number);
+  }
+  auto group = make_group(options, placement, context.store, prefix,
                           {.text = std::string(name), .page = RuntimePageMap::open()});
   if (!group) return fail(fmt::format("new_group {}", name), std::move(group).error());
   return group;

@@ -60,7 +60,7 @@ class HierarchicalGroup final : public CpuGroup {
  protected:
   void prepare(const OpContext& op) override {
     for (CpuGroup* const part : {local_.get(), cross_.get()})
-      if (part != nullptr) part->work_for(op);
+      if (part != nullptr) part->work_for(op, rank());
   }
 
   Result<void> run_barrier(const OpContext&) override {

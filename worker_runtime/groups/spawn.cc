@@ -40,15 +40,15 @@ constexpr Millis kCauseWait{500};
 
 /// Of several failures the least is the cause. A worker that fails writes it before its text.
 struct Cause {
-  enum Kind : std::int64_t { kSignal, kOwn, kPeerGone } kind = kOwn;
+  enum Kind : std::int64_t { kSignal, kOwn, kPeerGone, kPreempted } kind = kOwn;
   std::int64_t time_ns = SteadyClock::now().time_since_epoch().count();
+  ErrorCode code = ErrorCode::kFailed;
   auto operator<=>(const Cause&) const = default;
 };
 
 struct RankFailure {
   Cause cause;
   std::string text;
-  ErrorCode code = ErrorCode::kFailed;
 };
 
 struct SpawnedWorker {
@@ -163,7 +163,8 @@ void set_environment(int rank, int nprocs, std::uint16_t port) {
     failure = Error{ErrorCode::kFailed, "an exception of an unknown type"};
   }
   if (failure) {
-    const Cause cause{failure->code == ErrorCode::kPeerGone ? Cause::kPeerGone : Cause::kOwn};
+    const Cause cause{.kind = failure->code == ErrorCode::kPeerGone ? Cause::kPeerGone : Cause::kOwn,
+                      .code = failure->code == ErrorCode::kCancelled ? ErrorCode::kFailed : failure->code};
     std::string bytes(reinterpret_cast<const char*>(&cause), sizeof cause);
     (void)write_all(channel.get(), bytes + failure->message.substr(0, kMaxText));
   }
@@ -220,9 +221,9 @@ std::optional<RankFailure> failure_of(int rank, const SpawnedWorker& worker) {
   const ssize_t n =
       retry_eintr([&] { return ::recv(worker.channel.get(), bytes.data(), bytes.size(), MSG_DONTWAIT); });
   if (n < static_cast<ssize_t>(sizeof cause)) {
-    RankFailure ended = failed(cause, fmt::format(" exited with code {}", WEXITSTATUS(status)));
-    if (WEXITSTATUS(status) == kExitPreempted) ended.code = ErrorCode::kCancelled;
-    return ended;
+    if (WEXITSTATUS(status) == kExitPreempted)
+      cause = {.kind = Cause::kPreempted, .code = ErrorCode::kCancelled};
+    return failed(cause, fmt::format(" exited with code {}", WEXITSTATUS(status)));
   }
   std::memcpy(&cause, bytes.data(), sizeof cause);
   bytes.resize(static_cast<std::size_t>(n));
@@ -253,13 +254,15 @@ std::optional<RankFailure> wait_for_all(std::vector<SpawnedWorker>& workers, con
       if (failure && signal == SIGTERM && (!first || failure->cause < first->cause))
         first = std::move(failure);
     }
-    if (first && !deadline && signal == SIGTERM) deadline = SteadyClock::now() + kCauseWait;
+    // Who was preempted ends by itself, and so do the others, which may still be saving.
+    if (first && first->cause.kind != Cause::kPreempted && !deadline && signal == SIGTERM)
+      deadline = SteadyClock::now() + kCauseWait;
     const bool is_known = first && signal == SIGTERM && first->cause.kind != Cause::kPeerGone;
     if (!deadline || (!is_known && SteadyClock::now() < *deadline)) continue;
     for (const SpawnedWorker& worker : workers)
       if (worker.pid > 1) ::kill(worker.pid, signal);
     if (signal == SIGTERM)
-      deadline = SteadyClock::now() + grace;
+      deadline = after(grace);
     else
       deadline.reset();
     signal = SIGKILL;
@@ -300,7 +303,7 @@ Result<void> spawn(int nprocs, const std::function<Result<void>(int rank)>& fn, 
     return fail(server.error());
   }
   if (auto failure = wait_for_all(workers, signals, options.grace))
-    return fail(failure->code, std::move(failure->text));
+    return fail(failure->cause.code, std::move(failure->text));
   return {};
 }
 

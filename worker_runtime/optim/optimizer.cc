@@ -41,18 +41,16 @@ Result<void> Optimizer::start(std::string_view name, const Options& options) {
   name_ = name;
   const Compute& compute = model_->compute();
   for (std::size_t i = 0; i < arena_names().size(); ++i) {
-    MUSTER_TRY(void* const arena, compute->allocate(model_->arena_bytes()));
-    arenas_.push_back(static_cast<float*>(arena));
+    MUSTER_TRY(float* const arena, compute->allocate_of<float>(model_->arena_elements()));
+    arenas_.push_back(arena);
   }
-  MUSTER_TRY(void* const state, compute->allocate(sizeof(StepState)));
-  state_ = static_cast<StepState*>(state);
+  MUSTER_TRY(state_, compute->allocate_of<StepState>());
   const StepState first;
   compute->copy_to_device(state_, &first, sizeof first);
   options_ = options;
   wanted_ = {options.lr, options.momentum, 1};
   if (options.max_grad_norm == 0) return {};
-  MUSTER_TRY(void* const sums, compute->allocate(optim::kSums * sizeof(double)));
-  sums_ = static_cast<double*>(sums);
+  MUSTER_TRY(sums_, compute->allocate_of<double>(optim::kSums));
   return {};
 }
 

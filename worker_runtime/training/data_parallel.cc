@@ -30,12 +30,11 @@ class ThreadedDataParallel final : public DataParallel {
     for (std::size_t i = 0; i < replicas_.size(); ++i) {
       if (i > 0 || models[i].params() == nullptr) MUSTER_OK(models[i].allocate(computes[i]));
       if (replicas_.size() > 1) models[i].set_shards(static_cast<int>(i), 1);
-      MUSTER_TRY(void* const state, computes[i]->allocate(sizeof(State)));
-      replicas_[i] = {&models[i], computes[i].get(), static_cast<State*>(state)};
+      MUSTER_TRY(State* const state, computes[i]->allocate_of<State>());
+      replicas_[i] = {&models[i], computes[i].get(), state};
     }
     if (replicas_.size() > 1 && computes[0]->type() != DeviceType::kCpu) {
-      MUSTER_TRY(void* const received, computes[0]->allocate(models[0].arena_bytes()));
-      received_ = static_cast<float*>(received);
+      MUSTER_TRY(received_, computes[0]->allocate_of<float>(models[0].arena_elements()));
     }
     try {
       for (std::size_t i = 1; i < replicas_.size(); ++i)
@@ -139,8 +138,7 @@ class ThreadedDataParallel final : public DataParallel {
     const std::size_t labels_at = (size * sample + 15) / 16 * 16, label = sizeof batch.labels[0];
     if (labels_at + size * label > replica.staged_bytes) {
       replica.staged_bytes = labels_at + size * label;
-      MUSTER_TRY(void* const staged, device.allocate(replica.staged_bytes));
-      replica.staged = static_cast<std::byte*>(staged);
+      MUSTER_TRY(replica.staged, device.allocate_of<std::byte>(replica.staged_bytes));
     }
     device.copy_to_device(replica.staged, static_cast<const std::byte*>(batch.inputs.data) + begin * sample,
                           size * sample);

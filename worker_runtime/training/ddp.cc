@@ -118,17 +118,14 @@ class LogicalShards {
     arenas_.push_back({model_->grads(), model_->arena_elements(), nullptr, {}, nullptr});
     if (model_->buffer_elements() != 0)
       arenas_.push_back({model_->buffer_arena(), model_->buffer_elements(), nullptr, {}, nullptr});
-    const auto floats = [&](std::size_t count) -> Result<float*> {
-      MUSTER_TRY(void* const memory, model_->compute()->allocate(count * sizeof(float)));
-      return static_cast<float*>(memory);
-    };
+    const Compute& compute = model_->compute();
     for (Arena& arena : arenas_) {
       for (int size = 1; size < per_rank_; size *= 2) {
-        MUSTER_TRY(float* const level, floats(arena.count));
+        MUSTER_TRY(float* const level, compute->allocate_of<float>(arena.count));
         arena.levels.push_back(level);
       }
       if (arena.values == model_->buffer_arena()) {
-        MUSTER_TRY(arena.start, floats(arena.count));
+        MUSTER_TRY(arena.start, compute->allocate_of<float>(arena.count));
       }
       const auto world = static_cast<std::size_t>(group_->world_size());
       if (world == 1 || group_->sums_by_tree()) continue;
@@ -272,8 +269,7 @@ Result<void> DistributedDataParallel::ready(std::size_t offset, std::size_t& com
 
 Result<void> DistributedDataParallel::accumulate_locally() {
   if (accumulated_ == nullptr) {
-    MUSTER_TRY(void* const sums, model_->compute()->allocate(model_->arena_bytes()));
-    accumulated_ = static_cast<float*>(sums);
+    MUSTER_TRY(accumulated_, model_->compute()->allocate_of<float>(model_->arena_elements()));
   }
   nn::add_on_device(*model_->compute(), accumulated_, model_->grads(), model_->arena_elements());
   has_accumulated_ = true;

@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <limits>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <muster/profiler.h>
 
+#include "rendezvous/base/fail.h"
 #include "worker_runtime/core/atomic_file.h"
 #include "worker_runtime/device/tracer.h"
 #include "worker_runtime/training/host_collectives.h"
@@ -173,10 +173,10 @@ Result<std::unique_ptr<Profiler>> Profiler::create(const Compute& compute, Proce
                                                    const ProfilerOptions& options) {
   const ProfilerSchedule& s = options.schedule;
   if (s.wait < 0 || s.warmup < 0 || s.active < 1)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("profiler: a schedule of {} steps to wait, {} to warm up and {} active; at least "
-                            "one is active, none is negative",
-                            s.wait, s.warmup, s.active));
+    return invalid(
+        "profiler: a schedule of {} steps to wait, {} to warm up and {} active; at least one is active, none "
+        "is negative",
+        s.wait, s.warmup, s.active);
   return std::make_unique<StepProfiler>(compute, group, options);
 }
 

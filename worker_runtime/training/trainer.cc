@@ -73,10 +73,8 @@ class GraphTrainer final : public Trainer {
   ~GraphTrainer() override { ddp_->report_to(nullptr); }
 
   Result<void> allocate() {
-    MUSTER_TRY(void* const train_totals, device_->allocate(sizeof(LossTotals)));
-    MUSTER_TRY(void* const test_totals, device_->allocate(sizeof(LossTotals)));
-    train_totals_ = static_cast<LossTotals*>(train_totals);
-    test_totals_ = static_cast<LossTotals*>(test_totals);
+    MUSTER_TRY(train_totals_, device_->allocate_of<LossTotals>());
+    MUSTER_TRY(test_totals_, device_->allocate_of<LossTotals>());
     if (train_.size > 0 && options_.data_parallel == nullptr) {
       MUSTER_TRY(full_, plan(options_.batch_size, nn::Mode::kTraining));
     }
@@ -133,6 +131,18 @@ class GraphTrainer final : public Trainer {
     for (const std::int32_t index : indices)
       if (index < 0 || index >= train_.size)
         return invalid("sample {} is not in a data set of {}", index, train_.size);
+    if (steps_ != nullptr && ddp_->group().world_size() > 1) {
+      // Steps of other sizes would be captured, or repeated, at other times.
+      const auto own = static_cast<std::int64_t>(indices.size());
+      std::array<std::int64_t, 2> sizes{own, -own};
+      MUSTER_OK(host_.all_reduce({sizes.data(), 2, DType::kInt64}, ReduceOp::kMin));
+      if (sizes[0] != -sizes[1])
+        return fail(
+            ErrorCode::kMismatch,
+            "an epoch of {} samples on a rank and {} on another: captured steps need as many on each; "
+            "pad them as DistributedSampler does, or set capture = false",
+            sizes[0], -sizes[1]);
+    }
     MUSTER_OK(upload(indices, epoch_indices_));
     loader_ = nullptr;
     position_ = 0;
@@ -240,8 +250,8 @@ class GraphTrainer final : public Trainer {
 
   Result<void> upload(std::span<const std::int32_t> indices, IndexBuffer& buffer) {
     if (indices.size() > buffer.capacity) {
-      MUSTER_TRY(void* const memory, device_->allocate(indices.size_bytes()));
-      buffer = {static_cast<std::int32_t*>(memory), indices.size()};
+      MUSTER_TRY(buffer.data, device_->allocate_of<std::int32_t>(indices.size()));
+      buffer.capacity = indices.size();
     }
     device_->copy_to_device(buffer.data, indices.data(), indices.size_bytes());
     return device_->status();
@@ -250,10 +260,8 @@ class GraphTrainer final : public Trainer {
   Result<void> prepare_capture() {
     auto recorder = options_.capture ? device_->make_step_recorder() : nullptr;
     if (recorder == nullptr) return {};
-    const auto bytes = static_cast<std::size_t>(options_.batch_size * shards() * options_.steps_per_replay) *
-                       sizeof(std::int32_t);
-    MUSTER_TRY(void* const indices, device_->allocate(bytes));
-    step_indices_ = static_cast<std::int32_t*>(indices);
+    const int samples = options_.batch_size * shards() * options_.steps_per_replay;
+    MUSTER_TRY(step_indices_, device_->allocate_of<std::int32_t>(static_cast<std::size_t>(samples)));
     StepGraphHooks hooks;
     if (ddp_->group().world_size() > 1)
       hooks.agree = [this](bool captured_here) -> Result<bool> {
@@ -359,9 +367,8 @@ class GraphTrainer final : public Trainer {
     Staged& staged = staged_[slot];
     if (labels_at + batch.labels.size_bytes() > staged.capacity_bytes) {
       staged.capacity_bytes = labels_at + batch.labels.size_bytes();
-      MUSTER_TRY(void* const memory, device_->allocate(staged.capacity_bytes));
+      MUSTER_TRY(staged.memory, device_->allocate_of<std::byte>(staged.capacity_bytes));
       MUSTER_OK(device_->synchronize());  // it was zeroed on the other stream
-      staged.memory = static_cast<std::byte*>(memory);
     }
     MUSTER_OK(copies_->copy(slot, staged.memory, batch.inputs.data, bytes));
     MUSTER_OK(copies_->copy(slot, staged.memory + labels_at, batch.labels.data(), batch.labels.size_bytes()));

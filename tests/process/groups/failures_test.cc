@@ -322,18 +322,74 @@ TEST_CASE("a rank that destroys its group is no longer waited for") {
   }
 }
 
-TEST_CASE("a forked child that destroys its copy of a group is not its rank") {
-  require_all_well(
-      run_world({.world_size = 2, .backend = Backend::kShm}, [](ProcessGroup& group) -> std::string {
-        const pid_t child = group.rank() == 0 ? ::fork() : -1;
-        if (child == 0) {
-          group.~ProcessGroup();
-          ::_exit(0);
-        }
-        if (child > 0) ::waitpid(child, nullptr, 0);
+TEST_CASE("a failure within a host of several has the names of the whole group") {
+  const auto outcomes = run_world({.world_size = 5, .host_ids = {"a", "a", "b", "b", "b"}, .stuck_rank = 4},
+                                  [&](ProcessGroup& group) -> std::string {
+                                    if (const auto done = all_reduce(group, 10); !done)
+                                      return done.error().message;
+                                    if (group.rank() == 4) ::raise(SIGKILL);
+                                    return failure_text(group, all_reduce(group, 10));
+                                  });
+  for (const int rank : {2, 3}) {
+    require_failure(outcomes[static_cast<std::size_t>(rank)], "PeerGone", {"#1 on rank", "rank 4 (pid"});
+    for (const char* const other : {"on rank 0", "on rank 1", "#2", "#3"})
+      REQUIRE_THAT(outcomes[static_cast<std::size_t>(rank)].text, !Catch::Contains(other));
+  }
+}
+
+TEST_CASE("a rank that comes when the others have given up fails, too, and touches nothing of theirs") {
+  const std::size_t count = GENERATE(std::size_t{0}, std::size_t{10}, std::size_t{100'000});
+  CAPTURE(count);
+  int given_up[2];
+  REQUIRE(::pipe(given_up) == 0);
+  const auto outcomes = run_world(
+      {.world_size = 2, .backend = Backend::kShm, .timeout = 1s}, [&](ProcessGroup& group) -> std::string {
+        const auto memory = group.allocate(std::max<std::size_t>(count, 1) * sizeof(float));
+        if (!memory) return memory.error().message;
+        auto* const values = static_cast<float*>(*memory);
+        std::fill_n(values, count, static_cast<float>(group.rank()));
         if (const auto met = group.barrier(); !met) return met.error().message;
-        return group.status() ? "" : "broken";
-      }));
+        char byte = 'x';
+        if (group.rank() == 1 && ::read(given_up[0], &byte, 1) != 1) return "no byte";
+        const auto done = count == 0 ? group.barrier() : group.all_reduce({values, count, DType::kFloat32});
+        if (group.rank() == 0 && ::write(given_up[1], &byte, 1) != 1) return "no room";
+        if (done) return "it passed";
+        // The other rank is done with the memory, too, when it has gone.
+        return done.error().code == ErrorCode::kTimeout ? "" : done.error().message;
+      });
+  require_all_well(outcomes);
+  for (const int fd : given_up) ::close(fd);
+}
+
+TEST_CASE("a forked child that destroys its copy of a group is not its rank") {
+  const bool started = GENERATE(false, true);  // an all_reduce that the others have not come to
+  for (const Shape& shape : kShapes) {
+    CAPTURE(started, shape.name);
+    require_all_well(
+        run_world({.world_size = 3, .backend = shape.backend, .host_ids = shape.host_ids},
+                  [&](ProcessGroup& group) -> std::string {
+                    float value = 1;
+                    std::unique_ptr<Work> work;
+                    if (started && group.rank() == 0) {
+                      auto begun = group.start_all_reduce({&value, 1, DType::kFloat32}, ReduceOp::kSum);
+                      if (!begun) return begun.error().message;
+                      work = *std::move(begun);
+                    }
+                    const pid_t child = group.rank() == 0 ? ::fork() : -1;
+                    if (child == 0) {
+                      group.~ProcessGroup();
+                      ::_exit(0);
+                    }
+                    if (child > 0) ::waitpid(child, nullptr, 0);
+                    if (started && group.rank() != 0)
+                      if (const auto met = group.all_reduce({&value, 1, DType::kFloat32}); !met)
+                        return met.error().message;
+                    if (work != nullptr)
+                      if (const auto met = work->wait(); !met) return met.error().message;
+                    if (const auto met = group.barrier(); !met) return met.error().message;
+                    return group.status() ? "" : "broken";
+                  }));
+  }
 }
 
 TEST_CASE("a group of one rank refuses the types that larger ones refuse") {

@@ -41,9 +41,13 @@ std::string meet(const InitOptions& options, std::string_view backend) {
   if (!context) return context.error().message;
   if (context->group->backend() != backend) return "made " + std::string(context->group->backend());
   if (auto wrong = sum_of_ranks(*context->group); !wrong.empty()) return wrong;
-  auto second = new_group(*context, "second", {.init_method = options.init_method, .backend = Backend::kTcp});
-  if (!second) return second.error().message;
-  return sum_of_ranks(**second);
+  for (int round = 0; round < 3; ++round) {  // of one name, one after another
+    auto second =
+        new_group(*context, "second", {.init_method = options.init_method, .backend = Backend::kTcp});
+    if (!second) return second.error().message;
+    if (auto wrong = sum_of_ranks(**second); !wrong.empty()) return wrong;
+  }
+  return "";
 }
 
 void require_all_well(const std::vector<RankOutcome>& outcomes) {

@@ -155,6 +155,54 @@ TEST_CASE("spawned workers that end as preempted are no failure of their own") {
   REQUIRE(done.error().code == ErrorCode::kCancelled);
 }
 
+TEST_CASE("a spawned worker that is preempted does not end one that still saves") {
+  int saved[2];
+  REQUIRE(::pipe(saved) == 0);
+  const auto done =
+      spawn(2,
+            [&](int rank) -> Result<void> {
+              if (rank == 1) ::_exit(kExitPreempted);
+              pollfd never{-1, 0, 0};
+              (void)::poll(&never, 1, 1000);  // longer than a cause is waited for, and than the grace
+              (void)::write(saved[1], "s", 1);
+              ::_exit(kExitPreempted);
+            },
+            {.grace = std::chrono::milliseconds(100)});
+  REQUIRE(done.error().code == ErrorCode::kCancelled);
+  pollfd entry{saved[0], POLLIN, 0};
+  REQUIRE(::poll(&entry, 1, 0) == 1);
+  for (const int fd : saved) ::close(fd);
+}
+
+TEST_CASE("a spawned worker has time without end to clean up if it is to have that") {
+  int cleaned[2];
+  REQUIRE(::pipe(cleaned) == 0);
+  const auto done = spawn(2,
+                          [&](int rank) -> Result<void> {
+                            sigset_t set;
+                            ::sigemptyset(&set);
+                            ::sigaddset(&set, SIGTERM);
+                            if (rank == 1) {
+                              ::sigprocmask(SIG_BLOCK, &set, nullptr);
+                              (void)::write(cleaned[1], "r", 1);
+                              int number = 0;
+                              ::sigwait(&set, &number);
+                              pollfd never{-1, 0, 0};
+                              (void)::poll(&never, 1, 300);
+                              (void)::write(cleaned[1], "c", 1);
+                              ::_exit(1);
+                            }
+                            char byte = 0;
+                            (void)::read(cleaned[0], &byte, 1);
+                            return fail(ErrorCode::kInvalidArgument, "wrong");
+                          },
+                          {.grace = std::chrono::milliseconds::max()});
+  REQUIRE(done.error() == Error{ErrorCode::kInvalidArgument, "spawn: rank 0: wrong"});
+  pollfd entry{cleaned[0], POLLIN, 0};
+  REQUIRE(::poll(&entry, 1, 0) == 1);
+  for (const int fd : cleaned) ::close(fd);
+}
+
 TEST_CASE("a thread that has just been joined is none that spawn refuses") {
   for (int round = 0; round < 1000; ++round) {
     pthread_t thread = 0;

@@ -83,8 +83,9 @@ TEST_CASE("a graph whose shapes or types do not meet is refused in one sentence"
          return built({1, 8, 8}, [](Value x) { return nn::conv2d("c", x, {.out_channels = 0}); });
        },
        kWrong,
-       "operation 0 'c': Conv2d of 0 channels, kernel 3, stride 1, padding 0: each must be at least 1, the "
-       "padding 0"},
+       "operation 0 'c': Conv2d of 0 channels, kernel 3, stride 1, padding 0: each is at least 1, the "
+       "padding "
+       "0 to 32767"},
       {"groups that divide nothing",
        [] {
          return built({3, 8, 8},

@@ -465,7 +465,7 @@ TEST_CASE("with logical shards a step has as many samples in any world") {
                                  .resume = dir.path() + "//",
                                  .model = "garment",
                                  .batch_size = 4,
-                                 .same_for_any_world = same});
+                                 .logical_shards = same ? 2 : 0});
     REQUIRE_OK(resumed);
     REQUIRE(resumed->checkpoints != nullptr);
     REQUIRE(resumed->state.schedule_step == (same ? 7 : 14));
@@ -580,6 +580,37 @@ TEST_CASE("a full disk leaves the previous checkpoint and no other file") {
   REQUIRE(second == first);
 }
 
+TEST_CASE("an old checkpoint that cannot be removed stays, and costs no new one") {
+  const test::TemporaryDirectory dir;
+  fs::permissions(dir.path(), fs::perms::all);
+  const std::string run = dir.path() + "/run";
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {  // root may remove everything
+    if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(2);
+    fs::create_directory(run);
+    const auto write = [&](std::int64_t step) {
+      Manifest manifest;
+      manifest.training.step = step;
+      return write_step(run, manifest, {{"a", {"x"}}}, false, 1).has_value();
+    };
+    if (!write(1) || ::chmod((run + "/step-00000001").c_str(), 0555) != 0) ::_exit(3);
+    ::_exit(write(2) && write(3) ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(status == 0);
+  REQUIRE(contents(run + "/LATEST") == "step-00000003\n");
+  REQUIRE(names_in(run) == std::set<std::string>{"LATEST", "step-00000001", "step-00000003"});
+}
+
+TEST_CASE("a run without --checkpoint does not continue from the root directory by mistake") {
+  Trained mine(9, 0);
+  const auto resumed =
+      resume(mine.model, *mine.optimizer, *mine.alone, {.resume = "/", .model = "garment", .batch_size = 4});
+  REQUIRE(resumed.error().message == "no checkpoint in /");
+}
+
 TEST_CASE("a kill at any system call of a save leaves a whole checkpoint, the old or the new one") {
   // In memory: what is looked at is the order of the calls, and it saves the waiting for the disk.
   const test::TemporaryDirectory dir("/dev/shm");
@@ -637,8 +668,8 @@ TEST_CASE("files are on the disk before a name leads to them, and each name befo
     REQUIRE(calls == Calls{"fsync run/.tmp/model.safetensors", "fsync run/.tmp/optim.safetensors",
                            "fsync run/.tmp/state.json", "fsync run/.tmp",
                            "rename run/.tmp to run/step-00000008", "fsync run",  //
-                           "fsync run/LATEST.tmp", "rename run/LATEST.tmp to run/LATEST", "fsync run",
-                           "fsync run/BEST.tmp", "rename run/BEST.tmp to run/BEST", "fsync run"});
+                           "fsync run/BEST.tmp", "rename run/BEST.tmp to run/BEST", "fsync run",
+                           "fsync run/LATEST.tmp", "rename run/LATEST.tmp to run/LATEST", "fsync run"});
   }
 }
 

@@ -109,6 +109,17 @@ TEST_CASE("a truncated or damaged image is an error that says so, as is one beyo
     REQUIRE(image_size(bytes).error().code == ErrorCode::kCorrupt);
   }
   REQUIRE(image_size({}).error().message == "it is neither JPEG nor PNG");
+  // libpng reads past a chunk in front of the one that has the size.
+  auto early = fixture.get<std::uint8_t>("file/rgb.png");
+  const std::string chunk(
+      "\0\0\0\x0b"
+      "abCd"
+      "\0\0\x23\x28\0\0\x23\x28"
+      "abc"
+      "\0\0\0\0",
+      23);
+  early.insert(early.begin() + 8, chunk.begin(), chunk.end());
+  REQUIRE(image_size(early).error().message == "it is neither JPEG nor PNG");
   auto wide = fixture.get<std::uint8_t>("file/rgb.png");
   wide[18] = wide[22] = 0xff;
   REQUIRE(image_size(wide).error().message.find("pixels at most") != std::string::npos);
@@ -179,6 +190,8 @@ TEST_CASE("the random crop keeps torchvision's bounds and falls back to the midd
 TEST_CASE("transforms that torchvision would refuse, or that leave no common size, are refused") {
   const auto refused = [](const Compose& transform) { return transform.check().error().message; };
   REQUIRE_OK((Compose{Resize(256), CenterCrop(224), ToTensor(), kImageNet}.check()));
+  REQUIRE(refused({CenterCrop(224), ToTensor(), kImageNet, kImageNet}) ==
+          "transforms: one Normalize, at the end");
   REQUIRE(refused({Resize(256), ToTensor()}).find("would differ in size") != std::string::npos);
   REQUIRE(refused({CenterCrop(8), kImageNet}).find("Normalize follows ToTensor") != std::string::npos);
   REQUIRE(refused({ToTensor(), CenterCrop(8)}).find("behind ToTensor only") != std::string::npos);

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -16,7 +17,7 @@ void CpuGroup::abort(Error error) {
 
 void CpuGroup::stop() {
   // An operation that the comm thread is in waits for other ranks; the failure ends it within a moment.
-  if (queue_.cancel())
+  if (queue_.cancel() && !is_forked())
     abort(
         Error{ErrorCode::kCancelled, fmt::format("rank {} destroyed its group during an all_reduce", rank_)});
   queue_.join();
@@ -46,8 +47,8 @@ template <class T>
 Result<T> CpuGroup::settle(const OpContext& context, Result<T> result) {
   record_.end(result.has_value());
   if (result) return result;
-  const std::string call =
-      fmt::format("{} #{} on rank {}", describe(context.descriptor), context.descriptor.sequence, rank_);
+  const OpDescriptor& op = around_ ? around_->descriptor : context.descriptor;
+  const std::string call = fmt::format("{} #{} on rank {}", describe(op), op.sequence, told_rank_);
   const Error error = failure_.keep(fail(call, std::move(result).error()).value());
   tell_failure(error);
   return fail(error);

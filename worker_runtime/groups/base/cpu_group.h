@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <unistd.h>
 #include <vector>
 
 #include <muster/process_group.h>
@@ -87,7 +88,7 @@ class CpuGroup : public ProcessGroup {
   void abort(Error error);
 
   /// The coming calls are parts of this operation of a group around this one, and wait as it does.
-  void work_for(const OpContext& around) { around_ = around; }
+  void work_for(const OpContext& around, int rank) { around_ = around, told_rank_ = rank; }
 
   /// Before the first collective: where it tells what it is in. Of a group within another one: nowhere.
   void record_in(CollectiveRecord record) { record_ = std::move(record); }
@@ -96,6 +97,8 @@ class CpuGroup : public ProcessGroup {
   CpuGroup(int rank, int world_size, Millis timeout)
       : rank_(rank), world_size_(world_size), timeout_(timeout) {}
 
+  /// A copy that a forked child has: to the others it is nobody.
+  [[nodiscard]] bool is_forked() const { return ::getpid() != pid_; }
   /// No started operation runs after this.
   void stop();
 
@@ -130,10 +133,12 @@ class CpuGroup : public ProcessGroup {
   template <class T>
   Result<T> settle(const OpContext& context, Result<T> result);
 
+  const int pid_ = ::getpid();
   const int rank_;
   const int world_size_;
   const Millis timeout_;
   std::optional<OpContext> around_;
+  int told_rank_ = rank_;       // in the group of around_
   std::uint64_t sequence_ = 0;  // of the next call; touched by the calling thread only
   GroupFailure failure_;
   CollectiveRecord record_;  // told by who runs an operation, one at a time

@@ -68,7 +68,6 @@ struct ShmMember {
   std::atomic<std::uint32_t> left;                  // 1: its group is destroyed
   std::atomic<std::uint32_t> cpu;                   // on which it last arrived
   std::uint32_t pid;
-  std::uint32_t rank;
   std::uint64_t pid_namespace;                      // 0: unknown
   cpu_set_t cpus;                                   // where it may run
   alignas(128) std::atomic<std::uint32_t> changes;  // counts what this member stores in the next four words
@@ -132,8 +131,8 @@ void futex_wake_all_shared(std::atomic<std::uint32_t>& word) {
 class ShmBarrier {
  public:
   /// `header` and `members` lie in the shared segment, which outlives this. `me` indexes `members`.
-  ShmBarrier(ShmHeader& header, std::span<ShmMember> members, int me)
-      : header_(header), members_(members), me_(static_cast<std::size_t>(me)) {}
+  ShmBarrier(ShmHeader& header, std::span<ShmMember> members, const std::vector<int>& ranks, int me)
+      : header_(header), members_(members), ranks_(ranks), me_(static_cast<std::size_t>(me)) {}
 
   /// After the first barrier, when every member's line is filled in: opens the pidfds and decides about
   /// spinning.
@@ -153,6 +152,7 @@ class ShmBarrier {
 
   /// kPeerGone, kTimeout with the ranks concerned, or the failure that another member told.
   [[nodiscard]] Result<void> arrive_and_wait(Instant deadline, bool may_spin) {
+    if (has_failed()) return fail(told_failure());
     const std::uint32_t target = phase_ + 2;
     const auto passed = [&](std::uint32_t word) { return (word & ~kFailedBit) == target; };
     if (header_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == members_.size()) {
@@ -251,6 +251,11 @@ class ShmBarrier {
 
       if (ready()) return {};
       if (has_failed()) return fail(told_failure());
+      const auto has_left = [&](std::size_t i) {
+        return members_[i].left.load(std::memory_order_acquire) != 0;
+      };
+      if (const std::string gone = names_of(has_left, awaits); !gone.empty())
+        return fail(ErrorCode::kPeerGone, "{} destroyed its group without calling this operation", gone);
       const std::vector<int> ended = watch_.ended();
       const auto is_ended = [&](std::size_t i) {
         return std::count(ended.begin(), ended.end(), static_cast<int>(i)) != 0;
@@ -259,11 +264,6 @@ class ShmBarrier {
         if (ready()) return {};  // it may have done its part just before it ended
         return fail(ErrorCode::kPeerGone, "{} died; see its own output for why", gone);
       }
-      const auto has_left = [&](std::size_t i) {
-        return members_[i].left.load(std::memory_order_acquire) != 0;
-      };
-      if (const std::string gone = names_of(has_left, awaits); !gone.empty())
-        return fail(ErrorCode::kPeerGone, "{} destroyed its group without calling this operation", gone);
       if (SteadyClock::now() >= deadline) {
         const std::string late = names_of([](std::size_t) { return true; }, awaits);
         return fail(ErrorCode::kTimeout,
@@ -287,13 +287,14 @@ class ShmBarrier {
     for (std::size_t i = 0; i < members_.size(); ++i) {
       // `which` first: a member that left, or ended, did its part before that if it did at all.
       if (i == me_ || !which(i) || !awaits(i)) continue;
-      out += fmt::format("{}rank {} (pid {})", out.empty() ? "" : ", ", members_[i].rank, members_[i].pid);
+      out += fmt::format("{}rank {} (pid {})", out.empty() ? "" : ", ", ranks_[i], members_[i].pid);
     }
     return out;
   }
 
   ShmHeader& header_;
   std::span<ShmMember> members_;
+  const std::vector<int>& ranks_;
   std::size_t me_;
   std::uint32_t phase_ = 0;  // barriers this member has passed, times 2
   bool spins_ = false;       // there is a core for every member
@@ -320,12 +321,12 @@ class ShmGroup final : public CpuGroup {
         header_(*std::launder(reinterpret_cast<ShmHeader*>(control_.get()))),
         members_(std::launder(reinterpret_cast<ShmMember*>(control_.get() + sizeof(ShmHeader))),
                  ranks_.size()),
-        barrier_(header_, members_, options.me),
+        barrier_(header_, members_, ranks_, options.me),
         transfers_(ranks_.size()) {}
 
   ~ShmGroup() override {
     stop();
-    if (members_[me()].pid == static_cast<std::uint32_t>(::getpid())) barrier_.leave();  // not a forked child
+    if (!is_forked()) barrier_.leave();
   }
 
   std::string_view backend() const override { return "shm"; }
@@ -334,7 +335,6 @@ class ShmGroup final : public CpuGroup {
   Result<void> introduce(Instant deadline) {
     ShmMember& mine = members_[me()];
     mine.pid = static_cast<std::uint32_t>(::getpid());
-    mine.rank = static_cast<std::uint32_t>(ranks_[me()]);
     mine.pid_namespace = pid_namespace_inode();
     if (::sched_getaffinity(0, sizeof mine.cpus, &mine.cpus) != 0) CPU_ZERO(&mine.cpus);
     MUSTER_OK(barrier_.arrive_and_wait(deadline, false));

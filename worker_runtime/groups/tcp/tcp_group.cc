@@ -10,7 +10,6 @@ namespace {
 
 constexpr std::size_t kTcpSmallBytes = std::size_t{16} << 10;   // up to here all send everything to all
 constexpr std::size_t kTcpBlockBytes = std::size_t{512} << 10;  // of a slice in flight: stays in the L2 cache
-constexpr std::size_t kMessageBytes = std::size_t{1} << 30;     // a frame's length is 32 bits
 
 class TcpGroup final : public CpuGroup {
  public:
@@ -30,14 +29,14 @@ class TcpGroup final : public CpuGroup {
     mesh_.send(peer, &own_descriptor_, sizeof own_descriptor_);
     mesh_.receive(peer, &descriptors_[peer], sizeof(OpDescriptor));
     const bool small = t.size <= kTcpSmallBytes;
-    if (t.sends && small) queue_send(peer, t.data, t.size);
+    if (t.sends && small) mesh_.send(peer, t.data, t.size);
     auto outcome = run(op);
     if (mesh_.arrived(peer))
       if (auto text = find_mismatch(op.descriptor, ranks_[me()], descriptors_[peer], ranks_[peer]))
         return fail(ErrorCode::kMismatch, *std::move(text));
     MUSTER_OK(outcome);
-    if (!t.sends) queue_receive(peer, t.data, t.size);
-    if (t.sends && !small) queue_send(peer, t.data, t.size);
+    if (!t.sends) mesh_.receive(peer, t.data, t.size);
+    if (t.sends && !small) mesh_.send(peer, t.data, t.size);
     return run(op);
   }
 
@@ -60,9 +59,9 @@ class TcpGroup final : public CpuGroup {
     auto* data = static_cast<std::byte*>(buffer.data);
     const std::size_t size = buffer.size_bytes();
     if (size <= kTcpSmallBytes || members() == 2) {
-      if (me() == root) each_peer([&](std::size_t peer) { queue_send(peer, data, size); });
+      if (me() == root) each_peer([&](std::size_t peer) { mesh_.send(peer, data, size); });
       MUSTER_OK(meet(op));
-      if (me() != root) queue_receive(root, data, size);
+      if (me() != root) mesh_.receive(root, data, size);
       return run(op);
     }
     // Root deals out slices and everybody passes its own on: root sends S bytes instead of (P-1) S.
@@ -71,13 +70,13 @@ class TcpGroup final : public CpuGroup {
       return slice_of(size, 1, static_cast<int>(member), world_size());
     };
     if (me() == root)
-      each_peer([&](std::size_t peer) { queue_send(peer, data + part(peer).begin, part(peer).size()); });
+      each_peer([&](std::size_t peer) { mesh_.send(peer, data + part(peer).begin, part(peer).size()); });
     else
-      queue_receive(root, data + part(me()).begin, part(me()).size());
+      mesh_.receive(root, data + part(me()).begin, part(me()).size());
     MUSTER_OK(run(op));
     each_peer([&](std::size_t peer) {
-      if (peer != root) queue_send(peer, data + part(me()).begin, part(me()).size());
-      if (me() != root) queue_receive(peer, data + part(peer).begin, part(peer).size());
+      if (peer != root) mesh_.send(peer, data + part(me()).begin, part(me()).size());
+      if (me() != root) mesh_.receive(peer, data + part(peer).begin, part(peer).size());
     });
     return run(op);
   }
@@ -89,9 +88,9 @@ class TcpGroup final : public CpuGroup {
     if (size != 0 && out + me() * size != input.data) std::memcpy(out + me() * size, input.data, size);
     const bool small = size <= kTcpSmallBytes;
     if (!small) MUSTER_OK(meet(op));
-    each_peer([&](std::size_t peer) { queue_send(peer, out + me() * size, size); });
+    each_peer([&](std::size_t peer) { mesh_.send(peer, out + me() * size, size); });
     if (small) MUSTER_OK(meet(op));
-    each_peer([&](std::size_t peer) { queue_receive(peer, out + peer * size, size); });
+    each_peer([&](std::size_t peer) { mesh_.receive(peer, out + peer * size, size); });
     return run(op);
   }
 
@@ -106,8 +105,8 @@ class TcpGroup final : public CpuGroup {
     for (std::size_t begin = 0; begin < output.count; begin += block) {
       const std::size_t count = std::min(block, output.count - begin);
       each_peer([&](std::size_t peer) {
-        queue_send(peer, in + (peer * output.count + begin) * element, count * element);
-        queue_receive(peer, scratch(peer), count * element);
+        mesh_.send(peer, in + (peer * output.count + begin) * element, count * element);
+        mesh_.receive(peer, scratch(peer), count * element);
       });
       MUSTER_OK(run(op));
       reduce_scratch(op, in + (me() * output.count + begin) * element, out + begin * element, count);
@@ -126,14 +125,6 @@ class TcpGroup final : public CpuGroup {
       if (i != me()) body(i);
   }
 
-  void queue_send(std::size_t peer, const std::byte* data, std::size_t size) {
-    for (std::size_t done = 0; done < size; done += kMessageBytes)
-      mesh_.send(peer, data + done, std::min(kMessageBytes, size - done));
-  }
-  void queue_receive(std::size_t peer, std::byte* data, std::size_t size) {
-    for (std::size_t done = 0; done < size; done += kMessageBytes)
-      mesh_.receive(peer, data + done, std::min(kMessageBytes, size - done));
-  }
   Result<void> run(const OpContext& op) { return mesh_.run(op.deadline); }
 
   /// Queues the descriptors; small data may be queued behind them before meet().
@@ -182,12 +173,12 @@ class TcpGroup final : public CpuGroup {
     auto* data = static_cast<std::byte*>(buffer.data);
     const std::size_t size = buffer.size_bytes();
     each_peer([&](std::size_t peer) {
-      if (needs_result(op, peer)) queue_send(peer, data, size);
+      if (needs_result(op, peer)) mesh_.send(peer, data, size);
     });
     MUSTER_OK(meet(op));
     if (!needs_result(op, me())) return {};
     reserve_scratch(size);
-    each_peer([&](std::size_t peer) { queue_receive(peer, scratch(peer), size); });
+    each_peer([&](std::size_t peer) { mesh_.receive(peer, scratch(peer), size); });
     MUSTER_OK(run(op));
     reduce_scratch(op, data, data, buffer.count);
     return {};
@@ -209,13 +200,13 @@ class TcpGroup final : public CpuGroup {
         if (begin >= block) {
           const auto sum = piece(begin - block, me());
           const auto theirs = piece(begin - block, peer);
-          if (needs_result(op, peer)) queue_send(peer, sum.data(), sum.size());
-          if (needs_result(op, me())) queue_receive(peer, theirs.data(), theirs.size());
+          if (needs_result(op, peer)) mesh_.send(peer, sum.data(), sum.size());
+          if (needs_result(op, me())) mesh_.receive(peer, theirs.data(), theirs.size());
         }
         if (begin < buffer.count) {
           const auto theirs = piece(begin, peer);
-          queue_send(peer, theirs.data(), theirs.size());
-          queue_receive(peer, scratch(peer), piece(begin, me()).size());
+          mesh_.send(peer, theirs.data(), theirs.size());
+          mesh_.receive(peer, scratch(peer), piece(begin, me()).size());
         }
       });
       MUSTER_OK(run(op));

@@ -2,11 +2,13 @@
 #include "worker_runtime/groups/tcp/tcp_hello.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include "rendezvous/base/env.h"
+#include "rendezvous/base/split.h"
 
 namespace muster::groups {
 namespace {
@@ -58,31 +60,19 @@ HelloReader::State HelloReader::receive(const std::uint8_t* bytes, std::size_t s
 }
 
 std::string write_whereabouts(const Whereabouts& where) {
-  return fmt::format("{:02x} {} {}", fmt::join(where.nonce, ""), where.port, fmt::join(where.addresses, " "));
+  return std::string(where.nonce.begin(), where.nonce.end()) +
+         fmt::format("{} {}", where.port, fmt::join(where.addresses, " "));
 }
 
 Result<Whereabouts> read_whereabouts(std::string_view text) {
-  const auto word = [&text] {
-    text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
-    const std::string_view out = text.substr(0, text.find(' '));
-    text.remove_prefix(out.size());
-    return out;
-  };
   Whereabouts out;
-  const std::string_view nonce = word();
-  if (nonce.size() != 2 * out.nonce.size()) return fail(defect("a nonce of a wrong length"));
-  for (std::size_t i = 0; i < out.nonce.size(); ++i) {
-    const std::string_view digits = nonce.substr(2 * i, 2);
-    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), out.nonce[i], 16);
-    if (read.ec != std::errc() || read.ptr != digits.data() + digits.size())
-      return fail(defect("a nonce that is no number"));
-  }
-  const std::string_view port = word();
-  const auto read = std::from_chars(port.data(), port.data() + port.size(), out.port);
-  if (read.ec != std::errc() || read.ptr != port.data() + port.size() || out.port == 0)
-    return fail(defect("no port"));
-  for (std::string_view address = word(); !address.empty(); address = word())
-    out.addresses.emplace_back(address);
+  if (text.size() < out.nonce.size()) return fail(defect("a nonce of a wrong length"));
+  std::copy_n(text.begin(), out.nonce.size(), out.nonce.begin());
+  text.remove_prefix(out.nonce.size());
+  const auto port = parse_integer("port", take_front(text, ' '), 1, 65535);
+  if (!port) return fail(defect("no port"));
+  out.port = static_cast<std::uint16_t>(*port);
+  while (!text.empty()) out.addresses.emplace_back(take_front(text, ' '));
   return out;
 }
 

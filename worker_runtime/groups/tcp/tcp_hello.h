@@ -53,7 +53,8 @@ class HelloReader {
   std::uint32_t member_ = 0;
 };
 
-/// How a member is reached: "nonce port address address ...". Of all members' nonces the first one's counts.
+/// How a member is reached; in the store the nonce's bytes, then "port address address ...". Of all members'
+/// nonces the first one's counts.
 struct Whereabouts {
   Nonce nonce{};
   std::uint16_t port = 0;

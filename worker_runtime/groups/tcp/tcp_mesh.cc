@@ -17,8 +17,8 @@
 namespace muster::groups {
 namespace {
 
-constexpr std::uint32_t kData = 0x4d445431;     // "1TDM"
-constexpr std::uint32_t kFailure = 0x4d464c31;  // "1LFM"
+constexpr std::uint64_t kData = 0x4d445431;     // "1TDM"
+constexpr std::uint64_t kFailure = 0x4d464c31;  // "1LFM"
 constexpr std::size_t kMaxReason = 2000;
 constexpr auto kLastCode = static_cast<std::uint8_t>(ErrorCode::kFailed);
 constexpr Millis kGrace{200};  // for others to deliver after one peer is gone
@@ -30,12 +30,11 @@ TcpMesh::TcpMesh(std::vector<Peer> peers) : wake_(::eventfd(0, EFD_CLOEXEC | EFD
 }
 
 void TcpMesh::send(std::size_t member, const void* data, std::size_t size) {
-  links_[member].sends.push_back(
-      {{kData, static_cast<std::uint32_t>(size)}, static_cast<const std::byte*>(data), 0});
+  if (size != 0) links_[member].sends.push_back({{kData, size}, static_cast<const std::byte*>(data), 0});
 }
 
 void TcpMesh::receive(std::size_t member, void* data, std::size_t size) {
-  links_[member].receives.push_back({static_cast<std::byte*>(data), size});
+  if (size != 0) links_[member].receives.push_back({static_cast<std::byte*>(data), size});
 }
 
 void TcpMesh::drop(Link& link, ErrorCode code, std::string why) {
@@ -195,7 +194,7 @@ Result<void> TcpMesh::outcome() const {
 void TcpMesh::fail_peers(const Error& error) {
   std::string payload(1, static_cast<char>(error.code));
   payload += error.message.substr(0, kMaxReason - 1);
-  const Frame frame{kFailure, static_cast<std::uint32_t>(payload.size())};
+  const Frame frame{kFailure, payload.size()};
   std::string bytes(reinterpret_cast<const char*>(&frame), sizeof frame);
   bytes += payload;
   const std::lock_guard lock(sending_);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TcpMesh: one connection to every other member, and messages on them. send() and receive() only note what is
 // to be done; run() does it, all peers at once in both directions, until a deadline. Each message is a frame:
-// u32 kind, u32 length, payload; a peer that fails sends a failure frame with its reason between two
+// u64 kind, u64 length, payload; a peer that fails sends a failure frame with its reason between two
 // messages. Owned by a tcp group; one thread at a time, fail_peers() from any thread: it ends a run() that is
 // under way. The destructor closes and never blocks. Failure: kPeerGone (closed), kTimeout (silent),
 // kProtocol, or the peer's own reason; all name the ranks.
@@ -34,7 +34,7 @@ class TcpMesh {
 
   explicit TcpMesh(std::vector<Peer> peers);
 
-  /// Queues one message. The bytes stay where they are until run() returned.
+  /// Queues one message, of no bytes none. The bytes stay where they are until run() returned.
   void send(std::size_t member, const void* data, std::size_t size);
   /// Expects one message of exactly this size. In the order of the calls, as far as one member is concerned.
   void receive(std::size_t member, void* data, std::size_t size);
@@ -52,8 +52,7 @@ class TcpMesh {
 
  private:
   struct Frame {
-    std::uint32_t kind;
-    std::uint32_t length;
+    std::uint64_t kind, length;
   };
   struct Outgoing {
     Frame frame;

@@ -36,7 +36,7 @@ struct TrainingState {
   double best_metric = 0;          ///< accuracy, say
   std::int64_t best_epoch = 0;     ///< 1-based; 0: none yet
   std::int32_t world_size = 1;     ///< of the run that wrote it
-  std::int32_t batch_size = 1;     ///< per rank
+  std::int32_t batch_size = 1;     ///< per rank, all its logical shards together
 
   /// The epoch is trained and was evaluated: what is kept of it goes back to zero. Whether `metric` is the
   /// best so far.
@@ -52,7 +52,7 @@ struct TrainingState {
 struct CheckpointOptions {
   std::string model = {};  ///< "resnet50": what state.json calls it; a checkpoint of another name is refused
   /// The last so many are kept, and the best one. Removed are, after LATEST was replaced, directories of
-  /// lower steps than the one just written; of higher ones none.
+  /// lower steps than the one just written; of higher ones none. One that cannot be removed stays.
   int keep = 3;
   /// For a directory that is only restored from: nothing is made or removed there, and save() is an error.
   bool read_only = false;
@@ -109,8 +109,8 @@ struct ResumeOptions {
   std::string resume = {};
   std::string model = {};                  ///< CheckpointOptions'
   std::optional<std::uint64_t> seed = {};  ///< if given, the one a checkpoint must have
-  int batch_size = 1;                      ///< per rank
-  bool same_for_any_world = false;         ///< DdpOptions::logical_shards are used
+  int batch_size = 1;                      ///< per rank, or per shard
+  int logical_shards = 0;                  ///< DdpOptions'
 };
 
 struct Resumed {

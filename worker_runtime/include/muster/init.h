@@ -63,8 +63,8 @@ struct Context {
 /// the outcome.
 [[nodiscard]] Result<void> check_backend(Backend backend);
 
-/// A further group over the same ranks, for example a CPU group beside an NCCL one. `name` is the same on
-/// every rank and used once. A collective.
+/// A further group over the same ranks, for example a CPU group beside an NCCL one. Every rank makes its
+/// groups of a `name` in the same order. A collective.
 [[nodiscard]] Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::string_view name,
                                                               const InitOptions& options);
 

@@ -56,7 +56,8 @@ class Trainer {
   /// One optimizer step on a loader's batch: its inputs are normalised if they are uint8 and copied to the
   /// model, on a GPU beside the step before. With logical shards the batch is cut into equal parts.
   /// Under DistributedDataParallel::no_sync() gradients are only added up, for the next step without it.
-  /// kInvalidArgument: the batch does not fit the model. Every rank makes as many of these calls.
+  /// kInvalidArgument: the batch does not fit the model. Every rank makes as many of these calls; where steps
+  /// are captured, with batches of the same sizes.
   [[nodiscard]] virtual Result<void> step(const Batch& batch) = 0;
   /// Over an epoch of a loader, which must start one; ranks may have different numbers of batches. A
   /// collective. With EvaluationSampler each sample counts once.

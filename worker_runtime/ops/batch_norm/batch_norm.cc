@@ -32,14 +32,19 @@ float sum_of(std::size_t count, Term term) {
   return total + lanes[0];
 }
 
+/// Where one sample's plane of one channel begins.
+std::size_t plane_begin(const BatchNormSizes& s, int n, int channel) {
+  return (static_cast<std::size_t>(n) * static_cast<std::size_t>(s.channels) +
+          static_cast<std::size_t>(channel)) *
+         static_cast<std::size_t>(s.pixels);
+}
+
 /// A term of each value of one channel: summed per plane in float, over planes in double.
 template <class Term>
 double channel_sum(const BatchNormSizes& s, int channel, Term term) {
   double total = 0;
   for (int n = 0; n < s.batch; ++n) {
-    const std::size_t first = (static_cast<std::size_t>(n) * static_cast<std::size_t>(s.channels) +
-                               static_cast<std::size_t>(channel)) *
-                              static_cast<std::size_t>(s.pixels);
+    const std::size_t first = plane_begin(s, n, channel);
     total += sum_of(static_cast<std::size_t>(s.pixels), [&](std::size_t i) { return term(first + i); });
   }
   return total;
@@ -49,9 +54,7 @@ double channel_sum(const BatchNormSizes& s, int channel, Term term) {
 template <class Each>
 void for_each_in(const BatchNormSizes& s, int channel, Each each) {
   for (int n = 0; n < s.batch; ++n) {
-    const std::size_t first = (static_cast<std::size_t>(n) * static_cast<std::size_t>(s.channels) +
-                               static_cast<std::size_t>(channel)) *
-                              static_cast<std::size_t>(s.pixels);
+    const std::size_t first = plane_begin(s, n, channel);
     for (std::size_t i = 0; i < static_cast<std::size_t>(s.pixels); ++i) each(first + i);
   }
 }

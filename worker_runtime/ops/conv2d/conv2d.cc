@@ -21,9 +21,10 @@ class Conv2d final : public Operation {
   std::string_view type() const override { return "Conv2d"; }
   Result<Shape> configure(std::span<const Shape> inputs) override {
     const Conv2dOptions& o = options_;
-    if (o.out_channels < 1 || o.kernel < 1 || o.stride < 1 || o.padding < 0)
+    if (o.out_channels < 1 || o.kernel < 1 || o.stride < 1 || o.padding < 0 || o.padding > INT16_MAX)
       return invalid(
-          "Conv2d of {} channels, kernel {}, stride {}, padding {}: each must be at least 1, the padding 0",
+          "Conv2d of {} channels, kernel {}, stride {}, padding {}: each is at least 1, the padding 0 to "
+          "32767",
           o.out_channels, o.kernel, o.stride, o.padding);
     if (inputs.size() != 1 || inputs[0].size() != 3 || inputs[0][0] < 1)
       return invalid(
