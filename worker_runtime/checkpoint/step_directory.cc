@@ -52,10 +52,8 @@ Result<void> publish(const std::string& made, const std::string& name) {
   if (::rename(made.c_str(), name.c_str()) == 0) return {};
   if (errno != EEXIST && errno != ENOTEMPTY)
     return fail(errno_error("rename " + made + " to " + name, errno));
-  if (::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0) {
-    (void)remove_tree(made);
-    return {};
-  }
+  if (::renameat2(AT_FDCWD, made.c_str(), AT_FDCWD, name.c_str(), RENAME_EXCHANGE) == 0)
+    return (void)remove_tree(made), Result<void>();
   // A file system that cannot exchange two names: between the next two calls the step is not there.
   MUSTER_OK(remove_tree(name));
   if (::rename(made.c_str(), name.c_str()) != 0)

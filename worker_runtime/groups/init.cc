@@ -158,13 +158,12 @@ Result<std::unique_ptr<ProcessGroup>> new_group(const Context& context, std::str
   // Only to find the best network interface; the store is there already.
   if (const auto again = find_placement(options.init_method, current_environment()))
     placement.host = again->host;
-  std::string prefix = fmt::format("group/named/{}", name);
-  if (context.store != nullptr) {
-    // Counted by each rank for itself: its n-th group of a name is everybody's n-th.
-    MUSTER_TRY(const auto number, context.store->add(fmt::format("{}/made/{}", prefix, context.rank), 1));
-    prefix += fmt::format("/{}", number);
-  }
-  auto group = make_group(options, placement, context.store, prefix,
+  // Counted by each rank for itself: its n-th group of a name is everybody's n-th.
+  const std::string prefix = fmt::format("group/named/{}/", name),
+                    made = fmt::format("made/{}", context.rank);
+  MUSTER_TRY(const auto number,
+             context.store ? context.store->add(prefix + made, 1) : Result<std::int64_t>(0));
+  auto group = make_group(options, placement, context.store, prefix + std::to_string(number),
                           {.text = std::string(name), .page = RuntimePageMap::open()});
   if (!group) return fail(fmt::format("new_group {}", name), std::move(group).error());
   return group;

@@ -254,7 +254,6 @@ std::optional<RankFailure> wait_for_all(std::vector<SpawnedWorker>& workers, con
       if (failure && signal == SIGTERM && (!first || failure->cause < first->cause))
         first = std::move(failure);
     }
-    // Who was preempted ends by itself, and so do the others, which may still be saving.
     if (first && first->cause.kind != Cause::kPreempted && !deadline && signal == SIGTERM)
       deadline = SteadyClock::now() + kCauseWait;
     const bool is_known = first && signal == SIGTERM && first->cause.kind != Cause::kPeerGone;

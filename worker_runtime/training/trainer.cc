@@ -137,11 +137,9 @@ class GraphTrainer final : public Trainer {
       std::array<std::int64_t, 2> sizes{own, -own};
       MUSTER_OK(host_.all_reduce({sizes.data(), 2, DType::kInt64}, ReduceOp::kMin));
       if (sizes[0] != -sizes[1])
-        return fail(
-            ErrorCode::kMismatch,
-            "an epoch of {} samples on a rank and {} on another: captured steps need as many on each; "
-            "pad them as DistributedSampler does, or set capture = false",
-            sizes[0], -sizes[1]);
+        return fail(ErrorCode::kMismatch,
+                    "an epoch of {} samples on a rank and {} on another; pad them, or set capture = false",
+                    sizes[0], -sizes[1]);
     }
     MUSTER_OK(upload(indices, epoch_indices_));
     loader_ = nullptr;

@@ -13,6 +13,7 @@
 #include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include <muster/process_group.h>
 
@@ -59,6 +60,11 @@ class CommQueue {
     shared_->waiting.clear();
     shared_->changed.notify_all();
     return shared_->running;
+  }
+
+  /// In a forked child, which has no such thread: it is not waited for, nor is what it may hold locked.
+  void abandon() {
+    (void)new std::pair(std::move(thread_), std::exchange(shared_, std::make_shared<Shared>()));
   }
 
   /// Cancels, waits for the running operation and ends the thread.
@@ -147,7 +153,7 @@ class CommQueue {
     std::shared_ptr<Item> item_;
   };
 
-  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
   std::thread thread_;
 };
 

@@ -16,8 +16,9 @@ void CpuGroup::abort(Error error) {
 }
 
 void CpuGroup::stop() {
+  if (is_forked()) return queue_.abandon();
   // An operation that the comm thread is in waits for other ranks; the failure ends it within a moment.
-  if (queue_.cancel() && !is_forked())
+  if (queue_.cancel())
     abort(
         Error{ErrorCode::kCancelled, fmt::format("rank {} destroyed its group during an all_reduce", rank_)});
   queue_.join();
