@@ -67,6 +67,7 @@ TEST_CASE("whereabouts survive the store, and what is none is refused in words")
   REQUIRE(*read == where);
   const std::string bytes = write_whereabouts(where).substr(0, 32);
   REQUIRE_OK(read_whereabouts(bytes + "1"));
+  REQUIRE(read_whereabouts(bytes + "1  ")->addresses.empty());
   for (const std::string& text : {std::string(), bytes.substr(1), bytes, bytes + " ", bytes + "0 10.0.0.1",
                                   bytes + "65536 10.0.0.1", bytes + "4711x 10.0.0.1"}) {
     const auto defect = read_whereabouts(text);

@@ -3,7 +3,6 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <unistd.h>
 
 #include <fmt/format.h>
 

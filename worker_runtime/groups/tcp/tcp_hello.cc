@@ -72,7 +72,8 @@ Result<Whereabouts> read_whereabouts(std::string_view text) {
   const auto port = parse_integer("port", take_front(text, ' '), 1, 65535);
   if (!port) return fail(defect("no port"));
   out.port = static_cast<std::uint16_t>(*port);
-  while (!text.empty()) out.addresses.emplace_back(take_front(text, ' '));
+  while (!text.empty())
+    if (const auto address = take_front(text, ' '); !address.empty()) out.addresses.emplace_back(address);
   return out;
 }
 
