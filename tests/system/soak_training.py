@@ -16,7 +16,8 @@ from launcher_support import BIN, MUSTER, clean_environment, wait_for
 from soak_jobs import CONF
 
 EPOCHS, EVERY = 4, 250
-TRAIN = [f"--epochs={EPOCHS}", "--batch-size=4", "--device=cpu", f"--checkpoint-every={EVERY}"]
+SAVE = f"--checkpoint-every={EVERY}"
+TRAIN = [f"--epochs={EPOCHS}", "--batch-size=4", "--device=cpu"]
 BOUND = 0.1         # between the test losses of a disturbed run and one that is not
 MISSING_FOR = 10    # seconds for which what LATEST names may not be readable: a late writer replaces it
 WORKER = """
@@ -45,7 +46,7 @@ class Training:
         self.folder, self.checkpoints, self.logs, self.checked = folder, checkpoints, logs, checked
         self.archive = folder / "archive"
         self.archive.mkdir()
-        self.command = ["sh", write(folder, "worker.sh", WORKER), BIN / "fashion_mnist", checkpoints, *TRAIN]
+        self.command = ["sh", write(folder, "worker.sh", WORKER), BIN / "fashion_mnist", checkpoints, *TRAIN, SAVE]
         self.step, self.name, self.missing_since, self.went_back = 0, "", None, 0
         self.saved = collections.defaultdict(list)  # by step
 
@@ -110,7 +111,7 @@ class Training:
 
 def alone(folder, world, checkpoints):
     """A run on this host, of that size, in a group of processes of its own."""
-    resume = [f"--checkpoint={checkpoints}", f"--resume={checkpoints}"] if checkpoints else []
+    resume = [f"--checkpoint={checkpoints}", f"--resume={checkpoints}", SAVE] if checkpoints else []
     with open(folder / "out", "w") as out:
         return subprocess.Popen([MUSTER, "--standalone", f"--nproc-per-node={world}", "--no-python", BIN / "fashion_mnist", *TRAIN, *resume],
                                 env=clean_environment(), cwd=folder, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
