@@ -306,7 +306,7 @@ Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& gro
   out.state.world_size = group.world_size();
   // With logical shards a step has as many samples in any world.
   const int shards = options.logical_shards, world = group.world_size(),
-            batch = shards == 0 ? options.batch_size : options.batch_size * shards / world;
+            batch = shards == 0 ? options.batch_size : options.batch_size * (shards / world);
   out.state.batch_size = batch;
   const auto open = [&](const std::string& directory, bool read_only) {
     return CheckpointManager::create(directory, model, optimizer, group,
@@ -336,7 +336,7 @@ Result<Resumed> resume(nn::Model& model, Optimizer& optimizer, ProcessGroup& gro
   if (options.seed && saved->seed != *options.seed)
     return invalid("checkpoint {} was trained with --seed {}, not {}; leave --seed out or give the same",
                    options.resume, saved->seed, *options.seed);
-  const bool other_step = saved->world_size * saved->batch_size != world * batch;
+  const bool other_step = 1.0 * saved->world_size * saved->batch_size != 1.0 * world * batch;
   if (group.rank() == 0 && (other_step || (shards == 0 && saved->world_size != world)))
     std::fprintf(
         stderr,
