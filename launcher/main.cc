@@ -44,6 +44,7 @@
 #include "rendezvous/base/env_contract.h"
 #include "rendezvous/base/log.h"
 #include "rendezvous/base/syscall.h"
+#include "rendezvous/base/text.h"
 
 namespace {
 
@@ -52,7 +53,7 @@ using namespace muster::launcher;
 
 constexpr std::string_view kVersion = MUSTER_VERSION;
 constexpr std::chrono::seconds kLastLookTimeout{1};  // for those who watch the page to get the end
-constexpr std::chrono::seconds kFlushTimeout{3};     // for whoever reads our output, once all is over
+constexpr std::chrono::seconds kFlushTimeout{10};    // between two reads of our output, once all is over
 
 // Without persistence mode the driver takes more than a second per GPU to start.
 constexpr std::chrono::seconds kQuickTimeout{10};
@@ -343,13 +344,14 @@ class Launch {
       exchange.set_send(nullptr);
       if (page) page->finish(kLastLookTimeout);
     }
+    if (events_) events_->finish(log_);
     if (detached_) detached_->ended(status, log_);
-    const std::size_t lost_out = out.flush(SteadyClock::now() + kFlushTimeout);
+    const std::size_t lost_out = out.flush(kFlushTimeout);
     if (lost_out > 0)
       log_.warning(
           fmt::format("stdout was not read: the last {} bytes of the workers' output are lost", lost_out));
-    (void)err.flush(SteadyClock::now() + kFlushTimeout);  // nobody could be told what it did not take
-    write_log_ = [](std::string_view) {};                 // what the loop destroys may log
+    (void)err.flush(kFlushTimeout);        // nobody could be told what it did not take
+    write_log_ = [](std::string_view) {};  // what the loop destroys may log
     return doctor_ ? doctor_->status_after(status) : status;
   }
 

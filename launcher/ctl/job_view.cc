@@ -260,7 +260,9 @@ std::vector<std::string> shown_lines(std::string_view text) {
 }
 
 Result<JobView> parse_job_view(std::string_view document) {
-  const Json json = Json::parse(document, nullptr, false);
+  // Nothing of what is nested deeper is kept: showing it would recurse as deep.
+  const auto is_shallow = [](int depth, Json::parse_event_t, const Json&) { return depth < 100; };
+  const Json json = Json::parse(document, is_shallow, false);
   const Json &job = field(json, "job"), &ranks = field(json, "ranks");
   if (!job.is_object() || !ranks.is_object())
     return fail(ErrorCode::kProtocol, "what came is no status document of a job");

@@ -269,7 +269,7 @@ int run(int argc, char** argv) {
   auto* join =
       with_name(app.add_subcommand("attach", "show a job's output until it ends; exit with its exit status"));
   auto* print = with_name(app.add_subcommand("logs", "print a job's output"));
-  print->add_option("-n,--lines", lines, "the last lines only; 0: all");
+  print->add_option("-n,--lines", lines, "the last lines only; 0: all")->check(CLI::Range(0, 1'000'000'000));
   print->add_flag("-f,--follow", wait, "and what is added, until the job ends");
   auto* end = with_name(app.add_subcommand("stop", "stop a job as SIGTERM does, and wait"));
   end->add_option("--timeout", seconds, "seconds to wait")

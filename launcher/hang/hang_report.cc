@@ -206,9 +206,11 @@ std::vector<std::string> hang_head(const HangReport& report) {
         on_hosts(report,
                  nodes_of(report, [&](const RankSnapshot& rank) { return is_outlier(report, rank); })),
         report.outliers.why));
-  else if (stalled.size() == report.ranks.size() && report.left_out == 0)
-    out.push_back(fmt::format("no outlier: all ranks{} are at the same place",
-                              report.nodes.empty() ? " of this node" : ""));
+  else if (const std::size_t places = grouped(report).size();
+           stalled.size() == report.ranks.size() && report.left_out == 0)
+    out.push_back(fmt::format("no outlier: all ranks{} are at {}",
+                              report.nodes.empty() ? " of this node" : "",
+                              places == 1 ? "the same place" : fmt::format("{} places", places)));
   else
     out.push_back("no outlier: the ranks differ only in whether they make progress");
   if (report.left_out > 0)

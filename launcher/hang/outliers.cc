@@ -184,13 +184,14 @@ std::optional<Outliers> by_position(const RankGroup& all) {
     return position.epoch > 0 ? fmt::format("epoch {} step {}", position.epoch, position.step)
                               : fmt::format("step {}", position.step);
   };
+  const bool alike = groups.size() == 2;
   // In a collective, ranks that are a step ahead wait for the rest. If only a few are ahead, they have gone
   // astray.
   if (ahead.size() < behind.size())
-    return Outliers{ranks_of(ahead),
-                    fmt::format("ahead of the others ({}; the others: {})", place(most), place(least))};
-  return Outliers{ranks_of(behind),
-                  fmt::format("behind the others ({}; the others: {})", place(least), place(most))};
+    return Outliers{ranks_of(ahead), fmt::format("ahead of the others ({}; {}: {})", place(most),
+                                                 alike ? "the others" : "the last", place(least))};
+  return Outliers{ranks_of(behind), fmt::format("behind the others ({}; {}: {})", place(least),
+                                                alike ? "the others" : "the furthest", place(most))};
 }
 
 std::string phase_of(const RankSnapshot& rank) {

@@ -80,13 +80,15 @@ bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-/// PyTorch puts "[rank3]: " before each line of a traceback.
-std::string_view without_rank(std::string_view text) {
-  if (!text.starts_with("[rank")) return text;
-  const auto end = text.find("]:");
-  if (end > 12) return text;  // or there is none
-  text.remove_prefix(end + 2);
-  if (text.starts_with(' ')) text.remove_prefix(1);
+/// PyTorch puts "[rank3]: " before each line of a traceback, Python a frame before those of an exception
+/// group.
+std::string_view without_margin(std::string_view text) {
+  if (const auto end = text.find("]:"); text.starts_with("[rank") && end <= 12) {
+    text.remove_prefix(end + 2);
+    if (text.starts_with(' ')) text.remove_prefix(1);
+  }
+  for (const std::string_view frame : {"  + Exception Group ", "  | "})
+    if (text.starts_with(frame)) text.remove_prefix(frame.size());
   return text;
 }
 
@@ -123,10 +125,10 @@ std::string c_place(std::string_view text) {
 /// `ValueError: boom`, `torch.cuda.OutOfMemoryError: ...`, `KeyboardInterrupt`
 bool is_exception_line(std::string_view text) {
   const std::string_view name = text.substr(0, text.find(':'));
-  return !name.empty() && (std::isalpha(static_cast<unsigned char>(name[0])) != 0 || name[0] == '_') &&
+  return !name.empty() && std::isdigit(static_cast<unsigned char>(name[0])) == 0 && name[0] != '.' &&
          std::ranges::all_of(name, [](char c) {
-           return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '.' || c == '<' ||
-                  c == '>';
+           const auto byte = static_cast<unsigned char>(c);  // from 0x80 on: of a name in UTF-8
+           return byte >= 0x80 || std::isalnum(byte) != 0 || c == '_' || c == '.' || c == '<' || c == '>';
          });
 }
 
@@ -164,7 +166,7 @@ void ErrorWatch::line(std::string_view raw) {
     clean = one_line(raw);
     raw = clean;
   }
-  const std::string_view text = without_rank(raw);
+  const std::string_view text = without_margin(raw);
   if (text.empty()) return;
   if (python(text) || cpp(text)) return;
   plain(text);

@@ -88,11 +88,11 @@ Result<FilteredLog> FilteredLog::create(std::string path, const std::vector<std:
   return FilteredLog(std::move(path), std::move(file), texts);
 }
 
-void FilteredLog::offer(std::string_view prefix, std::string_view line) {
+void FilteredLog::offer(std::string_view line, const std::function<std::string()>& prefix) {
   if (broken_) return;
   const bool wanted = std::ranges::any_of(
       *texts_, [&](const std::string& text) { return line.find(text) != std::string_view::npos; });
-  if (wanted) taken_.append(prefix).append(line).push_back('\n');
+  if (wanted) taken_.append(prefix()).append(line).push_back('\n');
 }
 
 Result<void> FilteredLog::flush() {
@@ -358,7 +358,8 @@ void LogRouter::read_follower(Follower& follower) {
 void LogRouter::feed(Follower& follower, std::string_view bytes) {
   const auto emit = [&](std::string_view line) {
     formatter_.line(follower.local_rank, follower.stream, line);
-    if (follower.filtered != nullptr) follower.filtered->offer(formatter_.prefix(follower.local_rank), line);
+    if (follower.filtered != nullptr)
+      follower.filtered->offer(line, [&] { return formatter_.prefix(follower.local_rank); });
   };
   follower.ended ? follower.splitter.finish(emit) : follower.splitter.feed(bytes, emit);
   formatter_.flush();
@@ -403,7 +404,21 @@ void LogRouter::drain(std::function<void()> done) {
 
 void LogRouter::drain_followers() {
   if (std::exchange(draining_, true)) return;
-  lifetime_.call_at(drain_timer_, SteadyClock::now() + kDrainTimeout, [this] {
+  for (const auto& follower : followers_) follower->left = follower->file.left();
+  await_followers();
+  for (const auto& follower : followers_) read_follower(*follower);
+  end_drain();
+}
+
+/// As long as somebody takes what they read, however slowly.
+void LogRouter::await_followers() {
+  const auto left = [this] {
+    std::uint64_t bytes = 0;
+    for (const auto& follower : followers_) bytes += *follower->left;
+    return bytes;
+  };
+  lifetime_.call_at(drain_timer_, SteadyClock::now() + kDrainTimeout, [this, left, before = left()] {
+    if (left() < before) return await_followers();
     for (const auto& follower : followers_) {
       if (follower->ended) continue;
       formatter_.log(
@@ -413,9 +428,6 @@ void LogRouter::drain_followers() {
       end_follower(*follower);
     }
   });
-  for (const auto& follower : followers_) follower->left = follower->file.left();
-  for (const auto& follower : followers_) read_follower(*follower);
-  end_drain();
 }
 
 void LogRouter::end_follower(Follower& follower) {

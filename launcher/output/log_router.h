@@ -63,8 +63,8 @@ class FilteredLog {
   /// Creates the file, empty. `texts` outlives this object.
   [[nodiscard]] static Result<FilteredLog> create(std::string path, const std::vector<std::string>& texts);
 
-  /// `line` without its end.
-  void offer(std::string_view prefix, std::string_view line);
+  /// `line` without its end; `prefix` is called where the line is taken.
+  void offer(std::string_view line, const std::function<std::string()>& prefix);
   /// Writes what was taken since the last time. Fails once at most.
   [[nodiscard]] Result<void> flush();
 
@@ -138,6 +138,7 @@ class LogRouter {
   [[nodiscard]] StderrFinding search_channel(Channel& channel, std::size_t lines);
   void read_follower(Follower& follower);
   void drain_followers();
+  void await_followers();
   void end_follower(Follower& follower);
   void end_drain();
   void moved(Follower& follower);

@@ -51,7 +51,9 @@ class LineInterleaver {
       emit(bytes);
       return begun(source, bytes);
     }
-    Held& mine = held_.try_emplace(source, Held{{}, now}).first->second;
+    Held& mine = held_.try_emplace(source, Held{{}, 0, now}).first->second;
+    if (const auto end = bytes.rfind('\n'); end != std::string_view::npos)
+      mine.lines_end = mine.bytes.size() + end + 1;
     mine.bytes.append(bytes);
     held_bytes_ += bytes.size();
     release(now, emit);
@@ -95,7 +97,8 @@ class LineInterleaver {
  private:
   struct Held {
     std::string bytes;
-    Instant since;  // when the beginning of it came, or before
+    std::size_t lines_end;  // behind its last line end; 0: there is none
+    Instant since;          // when the beginning of it came, or before
   };
   using Place = std::map<int, Held>::iterator;
 
@@ -129,11 +132,11 @@ class LineInterleaver {
   template <class Emit>
   bool take_lines(Place at, Instant now, Emit&& emit) {
     std::string& bytes = at->second.bytes;
-    const auto end = bytes.rfind('\n');
-    if (end == std::string::npos) return false;
-    emit(std::string_view(bytes).substr(0, end + 1));
-    held_bytes_ -= end + 1;
-    bytes.erase(0, end + 1);
+    const std::size_t end = std::exchange(at->second.lines_end, 0);
+    if (end == 0) return false;
+    emit(std::string_view(bytes).substr(0, end));
+    held_bytes_ -= end;
+    bytes.erase(0, end);
     at->second.since = now;
     if (bytes.empty()) held_.erase(at);
     return true;

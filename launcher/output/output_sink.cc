@@ -149,12 +149,14 @@ void OutputSink::resume_readers() {
 
 void OutputSink::pump() {
   while (!queue_.empty()) {
-    std::string& front = queue_.front();
-    const std::size_t n = write_some(front);
+    const std::string_view front = queue_.front();
+    const std::size_t n = write_some(front.substr(taken_));
     if (n == 0) return;
     queued_bytes_ -= n;
-    front.erase(0, n);
-    if (front.empty()) queue_.pop_front();
+    taken_ += n;
+    if (taken_ < front.size()) continue;
+    queue_.pop_front();
+    taken_ = 0;
   }
 }
 
@@ -173,15 +175,16 @@ void OutputSink::arm() {
                      });
 }
 
-std::size_t OutputSink::flush(Instant deadline) {
+std::size_t OutputSink::flush(Millis patience) {
   while (mode_ == Mode::kThread && queued_bytes_ > 0) {
     hand_over();
-    if (written_->done.wait_until(deadline) != std::future_status::ready)
-      return queued_bytes_ - written_->count;
-    take_written();
+    const std::size_t before = written_->count;
+    const bool is_done = written_->done.wait_for(patience) == std::future_status::ready;
+    if (!is_done && written_->count == before) return queued_bytes_ - before;
+    if (is_done) take_written();
   }
   pump();
-  while (!queue_.empty() && wait_until_ready(fd_, POLLOUT, deadline)) pump();
+  while (!queue_.empty() && wait_until_ready(fd_, POLLOUT, after(patience))) pump();
   return queued_bytes_;
 }
 

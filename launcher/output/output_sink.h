@@ -43,8 +43,9 @@ class OutputSink {
   [[nodiscard]] bool backpressure() const { return queued_bytes_ > kBackpressureBytes; }
   /// `resume` is called once when the queue has become short.
   void when_writable(std::function<void()> resume) { waiting_.push_back(std::move(resume)); }
-  /// Writes what is queued, waiting for the reader until `deadline`. Returns the bytes that it did not take.
-  [[nodiscard]] std::size_t flush(Instant deadline);
+  /// Writes what is queued, as long as the reader takes some of it within each `patience`. Returns the bytes
+  /// that it did not take.
+  [[nodiscard]] std::size_t flush(Millis patience);
   /// `failed` is called with errno at the first write that fails though somebody would read it: a full disk.
   void when_failing(std::function<void(int)> failed) { failed_ = std::move(failed); }
 
@@ -64,6 +65,7 @@ class OutputSink {
   Mode mode_ = Mode::kBlocking;
   boost::asio::posix::stream_descriptor waiter_;  // tells when fd_ takes bytes again
   std::deque<std::string> queue_;
+  std::size_t taken_ = 0;  // of the first one
   std::size_t queued_bytes_ = 0;
   bool armed_ = false;
   bool line_open_ = false;

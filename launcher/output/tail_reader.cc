@@ -25,7 +25,7 @@ std::string copy_name(const std::string& path, int number) {
 }
 
 UniqueFd open_to_read(const std::string& path) {
-  return UniqueFd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
+  return UniqueFd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }));
 }
 
 bool same_file(const struct stat& a, const struct stat& b) {

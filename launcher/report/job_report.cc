@@ -44,12 +44,12 @@ std::string as_text(const Json& json) {
 std::optional<std::int64_t> as_seconds(const Json& json) {
   if (json.is_number()) {
     const auto value = json.get<double>();
-    if (!(std::abs(value) < 1e18)) return std::nullopt;  // the conversion would be undefined
+    if (!(std::abs(value) < 1e11)) return std::nullopt;  // a year of five digits
     return static_cast<std::int64_t>(value);
   }
   if (!json.is_string()) return std::nullopt;
   const auto& text = json.get_ref<const std::string&>();
-  const auto value = parse_integer("", text, INT64_MIN, INT64_MAX);
+  const auto value = parse_integer("", text, 0, 99'999'999'999);
   return value ? std::optional(*value) : std::nullopt;
 }
 
@@ -378,7 +378,7 @@ std::string format_report(const JobReport& report, const Verdict& verdict) {
     }
   }
   if (root.empty() && others.empty() && consequences.empty()) return {};
-  if (not_shown > 0) others += fmt::format("  and {} more, in report.json\n", not_shown);
+  if (not_shown > 0) others += fmt::format("  and {} more\n", not_shown);
   if (root.empty()) root = fmt::format("  {}\n", report.notice.text);
   const std::string title = report.program + " FAILED";
   const std::size_t width =

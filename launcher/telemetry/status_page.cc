@@ -266,11 +266,14 @@ std::string StatusPage::json(bool with_times) {
 // Streams: all get the same, once a second at most.
 
 void StatusPage::wait() {
-  Instant next = SteadyClock::now() + (waiting_.empty() ? kTick : kFresh);
+  const Instant next = SteadyClock::now() + (waiting_.empty() ? kTick : kFresh);
+  if (next >= next_tick_) return;
+  next_tick_ = next;
   lifetime_.call_at(timer_, next, [this] { tick(); });
 }
 
 void StatusPage::tick() {
+  next_tick_ = Instant::max();
   std::erase_if(streams_, [](const net::StatusStream& stream) { return !stream.is_open(); });
   if (!streams_.empty()) {
     exchange_.look();

@@ -73,6 +73,7 @@ class StatusPage {
   std::string last_;              // that they got, without times
   std::vector<Waiting> waiting_;  // for the other nodes' first status
   LoopTimer timer_;
+  Instant next_tick_ = Instant::max();
   Lifetime lifetime_;
   std::function<void(MetricsText&)> more_;
   net::StatusServer server_;

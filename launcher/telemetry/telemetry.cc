@@ -101,6 +101,12 @@ void EventLog::write(std::string_view lines, const Log& log) {
     log.warning(fmt::format("events are written to {} again; {} are missing", path_, dropped_));
 }
 
+void EventLog::finish(const Log& log) {
+  if (!stuck_ || drain() == 0) return;
+  const auto waiting = static_cast<std::uint64_t>(std::ranges::count(waiting_, '\n'));
+  log.warning(fmt::format("{} events are missing in {}", dropped_ + waiting, path_));
+}
+
 Telemetry::Telemetry(const Job& job, const Log& log, EventLog* events)
     : job_(job), log_(log), events_(events) {
   status_.workers.resize(static_cast<std::size_t>(job.local_world_size));

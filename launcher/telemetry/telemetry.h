@@ -123,6 +123,8 @@ class EventLog {
 
   /// One or more whole lines.
   void write(std::string_view lines, const Log& log);
+  /// Tries once more, and logs how many lines are missing.
+  void finish(const Log& log);
 
   /// Lines that were left out.
   [[nodiscard]] std::uint64_t dropped() const { return dropped_; }

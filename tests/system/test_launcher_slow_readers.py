@@ -3,7 +3,9 @@
 import os
 import pty
 import re
+import select
 import subprocess
+import time
 
 from launcher_support import MUSTER, clean_environment, muster, wait_for
 
@@ -56,6 +58,19 @@ def test_workers_that_wait_for_a_reader_go_on_when_it_reads(muster):
         shown, said = unread.read()
         assert said == ""
         assert sorted(shown.replace(b"\r", b"").splitlines()) == [b"%d %05d %s" % (rank, i, b"-" * 91) for rank in range(2) for i in range(20000)]
+
+
+def test_a_reader_that_takes_its_time_gets_all_that_is_teed(muster):
+    unread = Unread(muster, "steady", muster.script("flood.py", FLOOD), "-t1", "--log-dir", muster.tmp_path / "steady", terminal=False)
+    wait_for(lambda: all((unread.folder / f"finished.{rank}").exists() for rank in range(2)), "the workers to have written all", 60)
+    size, pace = 0, time.monotonic()
+    while data := os.read(unread.reader, 32768):  # 4 MB in twice the time that a reader may take nothing
+        size += len(data)
+        pace += 0.05
+        select.select([], [], [], max(0, pace - time.monotonic()))
+    os.close(unread.reader)
+    assert unread.process.stderr.read() == b"" and unread.process.wait(timeout=60) == 0
+    assert size == 2 * 20000 * (len("[default0]:") + len(b"0 00000 \n") + 91)
 
 
 def test_teed_workers_do_not_wait_for_a_reader_and_what_it_missed_is_named(muster):

@@ -214,6 +214,32 @@ def test_an_agent_that_is_watched_ends_in_order_when_many_of_its_workers_end_at_
         (muster.tmp_path / "go").unlink()
 
 
+def test_a_stream_goes_on_while_others_are_opened_and_closed(muster):
+    job = Job(muster, workers=2)
+    wait_for(lambda: all_report(job.addresses[0]), "progress", 60)
+    host, port = job.addresses[0].rsplit(":", 1)
+    over = threading.Event()
+
+    def open_and_close():
+        while not over.wait(0.3):
+            connection = http.client.HTTPConnection(host, int(port), timeout=20)
+            connection.request("GET", "/api/events")
+            connection.getresponse().readline()
+            connection.close()
+
+    others = threading.Thread(target=open_and_close)
+    others.start()
+    try:
+        with urllib.request.urlopen(f"{job.page}api/events", timeout=20) as stream:
+            for _ in range(4):
+                assert stream.readline().startswith(b"data: {") and stream.readline() == b"\n"
+    finally:
+        over.set()
+        others.join()
+    job.touch("go")
+    assert job.ends() == [0]
+
+
 def test_a_stream_of_a_job_in_which_nothing_happens_is_silent_and_the_idle_time_goes_on(muster, browser):
     job = Job(muster, workers=2)
     wait_for(lambda: all_report(job.addresses[0]), "progress", 60)

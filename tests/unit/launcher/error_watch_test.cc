@@ -120,6 +120,23 @@ TEST_CASE("PyTorch's prefix and a terminal's colours are no part of a traceback"
           cause(CauseClass::kException, "ValueError: boom", "a.py:3"));
 }
 
+TEST_CASE("an exception group is known by its own line, and so is a class whose name is not ASCII") {
+  const std::string group =
+      "  + Exception Group Traceback (most recent call last):\n"
+      "  |   File \"a.py\", line 3, in <module>\n"
+      "  |     raise ExceptionGroup(\"eg\", [ValueError(\"inner\")])\n"
+      "  | ExceptionGroup: eg (1 sub-exception)\n"
+      "  +-+---------------- 1 ----------------\n"
+      "    | ValueError: inner\n"
+      "    +------------------------------------\n";
+  REQUIRE(found_in(group) == cause(CauseClass::kException, "ExceptionGroup: eg (1 sub-exception)", "a.py:3"));
+  REQUIRE(found_in("Traceback (most recent call last):\n  File \"a.py\", line 3, in b\n\xc3\x9c"
+                   "Error: no\n") == cause(CauseClass::kException,
+                                           "\xc3\x9c"
+                                           "Error: no",
+                                           "a.py:3"));
+}
+
 TEST_CASE("a syntax error has a place without a traceback") {
   REQUIRE(found_in("  File \"/job/a.py\", line 1\n    foo(\n       ^\nSyntaxError: '(' was never closed\n") ==
           cause(CauseClass::kException, "SyntaxError: '(' was never closed", "/job/a.py:1"));

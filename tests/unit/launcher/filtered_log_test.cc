@@ -14,9 +14,9 @@ TEST_CASE("lines that contain one of the texts are written with their prefix") {
   auto log = FilteredLog::create(path, texts);
   REQUIRE_OK(log);
   REQUIRE(*read_file(path) == "");
-  log->offer("[0]:", "an apple");
-  log->offer("[1]:", "a pear");
-  log->offer("[1]:", "for apples");
+  log->offer("an apple", [] { return "[0]:"; });
+  log->offer("a pear", [] { return "[1]:"; });
+  log->offer("for apples", [] { return "[1]:"; });
   REQUIRE_OK(log->flush());
   REQUIRE_OK(log->flush());
   REQUIRE(*read_file(path) == "[0]:an apple\n[1]:for apples\n");
@@ -28,7 +28,7 @@ TEST_CASE("an empty text is in every line") {
   const std::vector<std::string> texts{""};
   auto log = FilteredLog::create(path, texts);
   REQUIRE_OK(log);
-  log->offer("", "");
+  log->offer("", [] { return ""; });
   REQUIRE_OK(log->flush());
   REQUIRE(*read_file(path) == "\n");
 }
@@ -37,11 +37,11 @@ TEST_CASE("a disk that is full is said once and ends the duplication") {
   const std::vector<std::string> texts{"a"};
   auto log = FilteredLog::create("/dev/full", texts);
   REQUIRE_OK(log);
-  log->offer("", "a");
+  log->offer("a", [] { return ""; });
   const auto first = log->flush();
   REQUIRE_FALSE(first);
   REQUIRE_THAT(first.error().message, Catch::StartsWith("write /dev/full, which gets no more lines"));
-  log->offer("", "a");
+  log->offer("a", [] { return ""; });
   REQUIRE_OK(log->flush());
 }
 

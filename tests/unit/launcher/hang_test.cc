@@ -307,6 +307,8 @@ TEST_CASE("a rank that is behind is the outlier, before anything else") {
                           at(2, "epoch 1 step 141 forward")};
   REQUIRE(find_outliers(ranks) ==
           Outliers{{1}, "behind the others (epoch 1 step 140; the others: epoch 1 step 141)"});
+  const std::vector apart{at(0, "step 141"), at(1, "step 140"), at(2, "step 145")};
+  REQUIRE(find_outliers(apart) == Outliers{{1}, "behind the others (step 140; the furthest: step 145)"});
   const std::vector two{at(0, "step 9"), at(1, "step 8")};
   REQUIRE(find_outliers(two).ranks == Ranks{1});
   const std::vector one_ahead{at(0, "step 8"), at(1, "step 9"), at(2, "step 8")};
@@ -362,6 +364,10 @@ TEST_CASE(
   report.host = "host-a";
   report.ranks = {at(0, "", {"nanosleep", "main"}), at(1, "", {"nanosleep", "main"})};
   REQUIRE(hang_head(report)[1] == "no outlier: all ranks of this node are at the same place");
+  report.ranks.push_back(at(2, "", {"read", "main"}));
+  report.ranks.push_back(at(3, "", {"read", "main"}));
+  REQUIRE(hang_head(report)[1] == "no outlier: all ranks of this node are at 2 places");
+  report.ranks.resize(2);
   report.ranks[0].stalled = false;
   report.ranks[0].watched = true;
   report.outliers = find_outliers(report.ranks);

@@ -125,6 +125,14 @@ TEST_CASE("what is missing, null or of another type is shown as unknown") {
   CHECK(odd.alerts.empty());
 }
 
+TEST_CASE("what is nested too deep to be shown is left out") {
+  std::string text = R"({"job":{},"ranks":{},"failure":{"text":"it failed","report":)";
+  text += std::string(100'000, '[') + std::string(100'000, ']') + "}}";
+  const auto view = parse_job_view(text);
+  REQUIRE(view);
+  CHECK(view->alerts == std::vector<std::string>{"failure: it failed (f)"});
+}
+
 TEST_CASE("texts from workers do not reach the terminal raw") {
   Json from = document(2);
   const std::string hostile =

@@ -133,6 +133,9 @@ TEST_CASE("a full disk is said once, takes no more memory than allowed, and what
   REQUIRE(told.lines.size() == 1);
   CHECK_THAT(told.lines[0], Catch::Contains("could not write events to /dev/full: No space left on device"));
   CHECK(log->dropped() == 200 - EventLog::kMostWaiting / 1000);
+  log->finish(told.log);
+  REQUIRE(told.lines.size() == 2);
+  CHECK_THAT(told.lines[1], Catch::Contains("200 events are missing in /dev/full"));
 }
 
 TEST_CASE("a pipe that nobody reads holds nobody up, and gets whole lines") {
