@@ -90,7 +90,9 @@ inline constexpr std::array kRdzvKeys = {
     RdzvKey{"stop_timeout", "shutdown-timeout + 30", "seconds to wait for nodes that stop their workers",
             &ElasticConf::stop_timeout},
     RdzvKey{"reconnect_timeout", "0; muster, etcd 60",
-            "seconds for which an agent tries to connect again to the coordinator or to etcd",
+            "seconds for which an agent tries to connect again to the coordinator (over etcd `lease_ttl` "
+            "more) or to "
+            "etcd",
             &ElasticConf::reconnect_timeout},
     RdzvKey{"protocol", "http", "etcd: http or https", &ElasticConf::protocol, 0, 0, true},
     RdzvKey{"cacert", "", "etcd, https: PEM file with the authority that signed etcd's certificate",

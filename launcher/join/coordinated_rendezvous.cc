@@ -133,7 +133,13 @@ class WaitStatus {
 class CoordinatedRendezvous final : public Rendezvous {
  public:
   CoordinatedRendezvous(asio::io_context& io, const Job& job, const Log& log)
-      : io_(io), job_(job), log_(log), store_(io, job, log), wait_status_(io, log), late_nodes_(io) {}
+      : io_(io),
+        job_(job),
+        log_(log),
+        store_(io, job, log),
+        wait_status_(io, log),
+        late_nodes_(io),
+        answer_timer_(io) {}
 
   void join(int, Joined joined) override {
     joined_ = std::move(joined);
@@ -188,10 +194,11 @@ class CoordinatedRendezvous final : public Rendezvous {
           control::WorkerFailed{assigned_->generation, notice.rank, notice.exit_code, notice.restart,
                                 notice.machine_at_fault, notice.text, notice.reached});
     // Asked to stop, not failed.
-    if (!is_replaceable()) return stop_or_leave(notice);
-    send_leave(notice.text, kShortLeave);
-    outcome_ = AttemptOutcome(notice);
-    watch(std::exchange(watch_, {}));
+    if (is_replaceable()) return leave_with(notice);
+    stop_or_leave(notice);
+    // Who asked, a batch system or a person, does not wait as long as a silent coordinator is tried.
+    unanswered_ = notice;
+    lifetime_.call_at(answer_timer_, after(kShortLeave), [this] { leave_unanswered(); });
   }
 
   void succeeded() override { client_->send_until_over(control::Finished{assigned_->generation}); }
@@ -315,9 +322,9 @@ class CoordinatedRendezvous final : public Rendezvous {
 
   [[nodiscard]] std::string loopback_advice() const {
     const std::string& host = job_.elastic.endpoint_host;
-    if (!is_loopback(host) || job_.one_node()) return {};
-    return fmt::format("; {} leads each host to itself; with several hosts, give an address that all reach",
-                       host);
+    if (!is_loopback(host) || job_.one_node() || !stays_on_host(job_)) return {};
+    return fmt::format("; {} leads each host to itself; with several hosts, give {}", host,
+                       job_.elastic.etcd ? "--local-addr or --iface" : "an address that all reach");
   }
 
   void on_message(const control::Message& message) {
@@ -433,8 +440,21 @@ class CoordinatedRendezvous final : public Rendezvous {
     finish_join(final_notice(std::move(outcome)));
   }
 
+  void leave_with(const FailureNotice& notice) {
+    send_leave(notice.text, kShortLeave);
+    outcome_ = AttemptOutcome(notice);
+    watch(std::exchange(watch_, {}));
+  }
+
+  bool leave_unanswered() {
+    const auto notice = std::exchange(unanswered_, {});
+    if (notice) leave_with(*notice);
+    return notice.has_value();
+  }
+
   void on_lost(const Error& error) {
     store_.cancel();
+    if (leave_unanswered()) return;
     FailureNotice notice =
         outcome_of(error, assigned_.has_value(), coordinator_->title(), coordinator_->listen_error());
     if (joined_) return finish_join(std::move(notice));
@@ -498,6 +518,7 @@ class CoordinatedRendezvous final : public Rendezvous {
 
   void end(const AttemptOutcome& outcome) {
     safe_point_passed_ = {};
+    unanswered_ = {};
     if (const auto call = std::exchange(watch_, {}).outcome)
       call(outcome);
     else
@@ -566,6 +587,8 @@ class CoordinatedRendezvous final : public Rendezvous {
   std::vector<control::Report> parts_;           // came before that
   std::function<void()> told_late_nodes_;        // while they are waited for
   LoopTimer late_nodes_;
+  std::optional<FailureNotice> unanswered_;  // this node has asked for the end of the job
+  LoopTimer answer_timer_;
   bool leaving_ = false;
   bool left_ = false;
   std::function<void()> on_left_;

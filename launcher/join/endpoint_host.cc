@@ -8,9 +8,9 @@
 #include <chrono>
 #include <utility>
 
+#include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/host_name.hpp>
-#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <fmt/format.h>
 
@@ -20,6 +20,7 @@
 #include "rendezvous/base/lifetime.h"
 #include "rendezvous/base/syscall.h"
 #include "rendezvous/base/text.h"
+#include "rendezvous/net/dial.h"
 #include "rendezvous/net/listener.h"
 #include "rendezvous/server/rendezvous_server.h"
 
@@ -33,13 +34,7 @@ class EndpointHost final : public net::CoordinatorHost {
  public:
   EndpointHost(asio::io_context& io, const Job& job, std::vector<InterfaceAddress> own,
                const std::vector<std::string>& offered, const Log& log)
-      : io_(io),
-        job_(job),
-        log_(log),
-        port_(job.elastic.endpoint_port),
-        own_(std::move(own)),
-        resolver_(io),
-        timer_(io) {
+      : io_(io), job_(job), log_(log), port_(job.elastic.endpoint_port), own_(std::move(own)), timer_(io) {
     const ElasticJob& elastic = job.elastic;
     if (!is_loopback(elastic.endpoint_host) && !job.one_node() && is_confined(elastic))
       listening_ = addresses_at(elastic.endpoint_host, listening_addresses(elastic, offered, own_), own_);
@@ -61,15 +56,14 @@ class EndpointHost final : public net::CoordinatorHost {
     // Where the name leads matters to who does not listen everywhere.
     if (here && (listening_.empty() || !named)) return listen();
     if (!named) return locate({});
-    is_looking_up_ = true;
-    resolver_.async_resolve(place, "", lifetime_.guard([this, here](const auto& error, const auto& entries) {
-      std::vector<std::string> found;
-      if (!error)
-        for (const auto& entry : entries) found.push_back(entry.endpoint().address().to_string());
-      on_found(here, found);
-    }));
     // getaddrinfo may take a minute where no name server answers.
-    lifetime_.call_at(timer_, after(kLookUpTimeout), [this, here] { on_found(here, {}); });
+    asio::co_spawn(io_, net::look_up(place, after(kLookUpTimeout)),
+                   lifetime_.guard([this, here](const std::exception_ptr&, const auto& addresses) {
+                     std::vector<std::string> found;
+                     if (addresses)
+                       for (const auto& address : *addresses) found.push_back(address.to_string());
+                     on_found(here, found);
+                   }));
   }
 
   [[nodiscard]] bool is_hosting() const override { return server_ != nullptr; }
@@ -114,8 +108,6 @@ class EndpointHost final : public net::CoordinatorHost {
  private:
   // A name nobody knows is the client's to report.
   void on_found(bool here, const std::vector<std::string>& found) {
-    if (!std::exchange(is_looking_up_, false)) return;
-    timer_.cancel();
     const bool ours = here || std::ranges::any_of(found, [&](const std::string& address) {
                         return names_this_host(address, own_, "");
                       });
@@ -213,8 +205,6 @@ class EndpointHost final : public net::CoordinatorHost {
   std::vector<InterfaceAddress> own_;
   std::vector<std::string> listening_;  // listening.h; empty: every address
   std::string warning_;                 // about these, to be logged when this agent listens there
-  boost::asio::ip::tcp::resolver resolver_;
-  bool is_looking_up_ = false;
   LoopTimer timer_;
   std::string listen_error_;  // why this agent could not listen
   bool in_use_ = false;

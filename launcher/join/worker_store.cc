@@ -31,8 +31,7 @@ WorkerStore::WorkerStore(boost::asio::io_context& io, const Job& job, const Log&
 void WorkerStore::find_addresses() {
   const ElasticJob& elastic = job_.elastic;
   own_ = interface_addresses();
-  // Of one node nothing has to be reached from elsewhere, wherever its coordinator is.
-  offered_ = is_loopback(elastic.endpoint_host) || job_.one_node()
+  offered_ = stays_on_host(job_)
                  ? std::vector{std::string(elastic.endpoint_host == "::1" ? "::1" : "127.0.0.1")}
                  : launcher::offered_addresses(
                        own_, {elastic.local_addr, elastic.interface, source_address(elastic.endpoint_host)});

@@ -13,6 +13,8 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/udp.hpp>
 
+#include "rendezvous/base/text.h"
+
 namespace muster::launcher {
 
 namespace asio = boost::asio;
@@ -79,10 +81,6 @@ bool names_this_host(const std::string& host, const std::vector<InterfaceAddress
                      const std::string& own_name) {
   return is_loopback(host) || (!own_name.empty() && host == own_name) ||
          contains(own, canonical_address(host));
-}
-
-bool is_loopback(std::string_view host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
 std::vector<std::string> offered_addresses(const std::vector<InterfaceAddress>& all,

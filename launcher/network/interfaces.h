@@ -21,7 +21,6 @@ struct InterfaceAddress {
 /// The address this host has towards `destination` (numeric); empty: no route, or a name.
 [[nodiscard]] std::string source_address(const std::string& destination);
 
-[[nodiscard]] bool is_loopback(std::string_view host);
 /// An address, not a name.
 [[nodiscard]] bool is_numeric_address(const std::string& host);
 /// An IPv6 address as the kernel writes it, in which form this host's own addresses are known. Other texts

@@ -18,6 +18,12 @@ std::string option_text(const ElasticJob& job) {
 
 }  // namespace
 
+bool stays_on_host(const Job& job) {
+  const ElasticJob& elastic = job.elastic;
+  const bool offers = elastic.etcd && !(elastic.local_addr.empty() && elastic.interface.empty());
+  return job.one_node() || (is_loopback(elastic.endpoint_host) && !offers);
+}
+
 bool is_confined(const ElasticJob& job) {
   return is_numeric_address(job.local_addr) || !job.interface.empty();
 }
@@ -93,7 +99,7 @@ std::string connect_address(const std::vector<std::string>& addresses) {
 
 std::optional<std::string> unauthenticated_access(const Job& job) {
   const ElasticJob& elastic = job.elastic;
-  if (job.one_node() || is_loopback(elastic.endpoint_host)) return std::nullopt;
+  if (stays_on_host(job)) return std::nullopt;
   if (elastic.proves && elastic.store_proxy) return std::nullopt;
   const std::string place = elastic.endpoint_port == 0
                                 ? elastic.endpoint_host

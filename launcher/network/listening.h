@@ -18,6 +18,10 @@
 
 namespace muster::launcher {
 
+/// Whether nothing of the job has to be reached from other hosts: it has one node, or meets at loopback. An
+/// etcd there may be a gateway or a member on each host, so an address that was chosen is offered.
+[[nodiscard]] bool stays_on_host(const Job& job);
+
 /// Whether the user has chosen at all.
 [[nodiscard]] bool is_confined(const ElasticJob& job);
 

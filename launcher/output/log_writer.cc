@@ -328,11 +328,13 @@ void LogWriter::replace_writer() {
   channel_.assign(ends[0]);
   const auto ended = std::make_shared<std::promise<void>>();
   thread_ended_ = ended->get_future();
-  start_quiet_thread([channel = ends[1], rules = rules_, ended] {
+  auto thread = start_quiet_thread([channel = ends[1], rules = rules_, ended] {
     const UniqueFd owned(channel);
     WriterLoop(channel, rules).run();
     ended->set_value();
-  }).detach();
+  });
+  if (!thread) throw boost::system::system_error(EAGAIN, boost::system::system_category());
+  thread->detach();
   for (std::size_t i = 0; i < streams_.size(); ++i) {
     const Open& stream = *streams_[i];
     if (!stream.reader) continue;  // the worker has the file itself
@@ -465,15 +467,14 @@ void RotatingFile::rotate() {
     limit_ = size_ + rules_.max_bytes;  // larger is better than lost; tried again then
     return;
   }
-  bool moved = true;
   for (int number = std::min(held_, rules_.keep - 1); number >= 1; --number)
-    moved = ::rename(name(number).c_str(), name(number + 1).c_str()) == 0 && moved;
+    (void)::rename(name(number).c_str(), name(number + 1).c_str());  // one that somebody has removed
   const std::string newest = name(1);
   if (held_ > 0 && rules_.keep == 1) ::unlink(newest.c_str());
-  moved =
-      (::link(path_.c_str(), newest.c_str()) == 0 || ::rename(path_.c_str(), newest.c_str()) == 0) && moved;
-  moved = ::rename(draft.c_str(), path_.c_str()) == 0 && moved;
-  state_.rotation_error = moved ? 0 : errno;
+  state_.rotation_error = 0;
+  if (::link(path_.c_str(), newest.c_str()) != 0 && ::rename(path_.c_str(), newest.c_str()) != 0)
+    state_.rotation_error = errno;
+  if (::rename(draft.c_str(), path_.c_str()) != 0) state_.rotation_error = errno;
   file_ = std::move(fresh);
   size_ = 0;
   limit_ = rules_.max_bytes;

@@ -9,6 +9,7 @@
 #include "launcher/network/interfaces.h"
 #include "launcher/text/seconds_text.h"
 #include "rendezvous/base/split.h"
+#include "rendezvous/base/text.h"
 
 namespace muster::launcher {
 namespace {
@@ -98,7 +99,7 @@ Result<std::optional<etcd::Settings>> plan_etcd(const Options& options, const El
         "--rdzv-conf: protocol=https needs cacert, a PEM file with the authority that signed etcd's "
         "certificate");
   if (conf.cert.empty() != conf.key.empty()) return usage("--rdzv-conf: cert and key belong together");
-  auto tls = tls::Context::client({conf.cert, conf.key, conf.cacert});
+  auto tls = tls::Context::client({conf.cert, conf.key, conf.cacert, {"cert", "key", "cacert"}});
   if (!tls) return usage("--rdzv-conf: " + tls.error().message);
   out.tls = *std::move(tls);
   return std::optional(std::move(out));

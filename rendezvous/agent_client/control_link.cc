@@ -51,7 +51,7 @@ Error ControlLink::refused(const Refused& refused) {
                                 : busy_                                  ? "has no place yet for"
                                                                          : "refused";
   std::string why = refused.text;
-  if (refused.reason == Refused::Reason::kAuthentication)
+  if (why.starts_with(auth::kOtherSecret))
     why = fmt::format("this side {}; give the coordinator's by MUSTER_SECRET or --secret-file", why);
   return {kCodes[static_cast<std::size_t>(refused.reason)],
           fmt::format("the coordinator at {} {}{}: {}", endpoint_, verb,
@@ -67,7 +67,7 @@ asio::awaitable<Result<control::Welcome>> ControlLink::open(std::size_t turn, In
   bound_kernel_queue(socket_.native_handle());
   // Its time may come in the turn in which the handshake ends: too late to cancel it.
   const Lifetime opening;
-  opening.call_at(watchdog_, deadline, [this] { close("no answer in time"); });
+  opening.call_at(watchdog_, deadline, [this] { close(kNoAnswer); });
   auto welcome = co_await handshake();
   watchdog_.cancel();
   co_return welcome;
@@ -138,8 +138,8 @@ asio::awaitable<Result<control::Message>> ControlLink::receive() {
           error == asio::error::eof ? "the coordinator closed the connection" : error.message();
       if (tls_ && !tls_->established()) cause += "; does it speak TLS (musterd --tls-cert)?";
       if (!close_reason_.empty()) cause = close_reason_;
-      co_return fail(ErrorCode::kPeerGone, "control connection to {}{}: {}", endpoint_,
-                     named(" for", target_.job), cause);
+      co_return fail(close_reason_ == kNoAnswer ? ErrorCode::kTimeout : ErrorCode::kPeerGone,
+                     "control connection to {}{}: {}", endpoint_, named(" for", target_.job), cause);
     }
     input_ = std::string_view(buffer_.data(), size);
     if (!tls_) continue;

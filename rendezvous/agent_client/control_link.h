@@ -26,6 +26,9 @@ namespace muster::net {
 
 class ControlLink : public std::enable_shared_from_this<ControlLink> {
  public:
+  /// As a reason for close(): what receive() returns then is kTimeout.
+  static constexpr const char* kNoAnswer = "no answer in time";
+
   ControlLink(boost::asio::io_context& loop, ControlTarget target);
 
   /// Connects and authenticates both ways. `turn`: see dial(). A Refused answer is an error.

@@ -27,9 +27,12 @@ asio::awaitable<Result<QueryAnswer>> ask(std::shared_ptr<ControlLink> link, std:
   control::Query question{std::move(job), {}, 0};
   for (std::size_t page = 0; page < kMaxPages; ++page) {
     link->send(question);
+    std::size_t entries = 0;
     for (bool more = true; more;) {
       auto message = co_await link->receive();
       if (!message) co_return fail(std::move(message).error());
+      if (++entries > 2 * control::kMaxQueryEntries + 1)
+        co_return fail(ErrorCode::kProtocol, "{} answers with more than was asked for", link->endpoint());
       if (auto* state = std::get_if<control::JobState>(&*message)) {
         // Asked for one job page after page, each begins with it.
         if (out.nodes.empty()) out.jobs.push_back(std::move(*state));
@@ -58,7 +61,7 @@ Result<QueryAnswer> query(const QueryOptions& options) {
   const auto link = std::make_shared<ControlLink>(loop, options);
   LoopTimer watchdog(loop, deadline);
   watchdog.async_wait([&](const auto& error) {
-    if (!error) link->close("no answer in time");
+    if (!error) link->close(ControlLink::kNoAnswer);
   });
   Result<QueryAnswer> out = fail(ErrorCode::kCancelled, "not asked");
   asio::co_spawn(loop, ask(link, options.job, deadline),

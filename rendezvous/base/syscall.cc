@@ -107,7 +107,7 @@ UniqueFd open_pidfd(pid_t pid) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));
 }
 
-std::thread start_quiet_thread(std::function<void()> work) {
+Result<std::thread> start_quiet_thread(std::function<void()> work) {
   struct Blocked {
     Blocked() {
       sigset_t all;
@@ -118,7 +118,11 @@ std::thread start_quiet_thread(std::function<void()> work) {
     sigset_t before;
   };
   const Blocked blocked;
-  return std::thread(std::move(work));
+  try {
+    return std::thread(std::move(work));
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kExhausted, "start a thread: " + error.code().message());
+  }
 }
 
 std::size_t raise_descriptor_limit() {

@@ -53,9 +53,9 @@ auto retry_eintr(Call&& call) {
 /// Readable once the process has ended. Empty: there is none. (glibc 2.36's <sys/pidfd.h> has no C linkage.)
 [[nodiscard]] UniqueFd open_pidfd(pid_t pid);
 
-/// Runs `work` on a thread that blocks all signals: they are for the program's own. Throws
-/// std::system_error.
-[[nodiscard]] std::thread start_quiet_thread(std::function<void()> work);
+/// Runs `work` on a thread that blocks all signals: they are for the program's own. kExhausted: there are too
+/// many.
+[[nodiscard]] Result<std::thread> start_quiet_thread(std::function<void()> work);
 
 /// Raises RLIMIT_NOFILE's soft limit to the hard limit; returns the limit in force.
 std::size_t raise_descriptor_limit();

@@ -69,4 +69,9 @@ std::string endpoint_text(std::string_view host, std::uint16_t port) {
   return fmt::format("{}{}{}:{}", v6 ? "[" : "", host, v6 ? "]" : "", port);
 }
 
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host == "::1" ||
+         (host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string_view::npos);
+}
+
 }  // namespace muster

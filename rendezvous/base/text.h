@@ -33,4 +33,7 @@ namespace muster {
 /// "host:port", "[v6]:port"
 [[nodiscard]] std::string endpoint_text(std::string_view host, std::uint16_t port);
 
+/// "localhost", "::1", "127.0.0.1" and what else is an address like that.
+[[nodiscard]] bool is_loopback(std::string_view host);
+
 }  // namespace muster

@@ -7,16 +7,13 @@
 #include <fmt/format.h>
 
 #include "rendezvous/base/key_map.h"
+#include "rendezvous/base/text.h"
 
 namespace muster {
 
 using membership::Phase;
 
 namespace {
-
-bool is_loopback(std::string_view address) {
-  return address.starts_with("127.") || address == "::1" || address == "localhost";
-}
 
 // To the first node: a node whose connections leave the first one's machine, where there is one. Of one that
 // a restarted coordinator knows from its log alone, the addresses are not known.

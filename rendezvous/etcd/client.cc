@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <netinet/tcp.h>
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -62,6 +63,14 @@ struct Connection {
       if (error.code == ErrorCode::kNotFound) error.code = ErrorCode::kPeerGone;
       co_return fail(std::move(error));
     }
+    // A watch waits for ever, also for a host that lost its power and a connection that a NAT has forgotten.
+    const auto set = [this](int level, int name, int value) {
+      ::setsockopt(stream.socket().native_handle(), level, name, &value, sizeof value);
+    };
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, 5);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, 2);
+    set(IPPROTO_TCP, TCP_KEEPCNT, 3);
     if (!context) co_return Result<void>{};
     tls_context.emplace(context->share());
     tls.emplace(stream, *tls_context);
@@ -121,6 +130,8 @@ struct Connection {
     if (error.category() == make_error_code(http::error::bad_version).category() &&
         !is(http::error::end_of_stream) && !is(http::error::partial_message))
       return {ErrorCode::kProtocol, fmt::format("{}: not an HTTP response: {}", endpoint, error.message())};
+    if (error.category() == asio::error::get_ssl_category())  // as of a certificate that etcd does not accept
+      return {ErrorCode::kMismatch, fmt::format("TLS with {}: {}", endpoint, error.message())};
     return {ErrorCode::kPeerGone, fmt::format("{} {}: {}", doing, endpoint, error.message())};
   }
 

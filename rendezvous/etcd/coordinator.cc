@@ -427,11 +427,14 @@ class Coordinator final : public net::CoordinatorHost {
   void on_failure(const Error& error) {
     if (over_) return;
     // A server that is not etcd stays so; but one that was an etcd may be being replaced.
-    if (!ever_answered_ && error.code != ErrorCode::kPeerGone && error.code != ErrorCode::kTimeout) {
+    if (!ever_answered_ && error.code != ErrorCode::kPeerGone && error.code != ErrorCode::kTimeout &&
+        error.code != ErrorCode::kNotFound) {  // a lease that was over before etcd could take a key
       const bool unknown = error.code == ErrorCode::kProtocol;
       return lose_etcd({ErrorCode::kMismatch,
                         fmt::format("--rdzv-backend=etcd --rdzv-endpoint={}: {}{}", members_, error.message,
-                                    unknown ? "; is this the client port of an etcd of 3.4 or later?" : "")});
+                                    unknown ? "; is this the client port, mostly 2379, of an etcd of 3.4 or "
+                                              "later, and its gateway not turned off?"
+                                            : "")});
     }
     if (error.code == ErrorCode::kExhausted) {
       if (!std::exchange(full_, true))

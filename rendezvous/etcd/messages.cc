@@ -237,10 +237,8 @@ Error error_of_response(int status, std::string_view body) {
   if (text && !text->empty()) return error_of(status, *text);
   // A proxy in front of an etcd that is being started anew has words of its own.
   if (status >= 500) return {ErrorCode::kPeerGone, fmt::format("HTTP status {}: {}", status, shown(body))};
-  return {ErrorCode::kMismatch,
-          fmt::format("it speaks HTTP, but not as an etcd of 3.4 or later does (status {}): is this its "
-                      "client port, mostly 2379, and its gateway not turned off?",
-                      status)};
+  return {ErrorCode::kProtocol,
+          fmt::format("it speaks HTTP, but not as the gateway of an etcd does (status {})", status)};
 }
 
 Result<std::vector<WatchUpdate>> WatchStream::receive(std::string_view bytes) {

@@ -1,66 +1,91 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rendezvous/net/dial.h"
 
-#include <algorithm>
+#include <array>
+#include <cstring>
 #include <optional>
-#include <vector>
+#include <utility>
 
 #include <boost/asio/connect.hpp>
-#include <boost/asio/ip/address.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <fmt/format.h>
 
 #include "rendezvous/base/fail.h"
 #include "rendezvous/base/lifetime.h"
+#include "rendezvous/base/resolve.h"
 #include "rendezvous/net/awaitable.h"
+#include "rendezvous/net/helper_thread.h"
 
 namespace muster::net {
 
 namespace asio = boost::asio;
 using asio::ip::tcp;
 
+asio::awaitable<Result<std::vector<asio::ip::address>>> look_up(std::string name, Instant deadline) {
+  using Found = Result<std::vector<asio::ip::address>>;
+  const auto executor = co_await asio::this_coro::executor;
+  LoopTimer timer(executor, deadline);
+  std::optional<Found> found;
+  HelperThread resolver(static_cast<asio::io_context&>(asio::query(executor, asio::execution::context)));
+  const auto ask = [name]() -> Found {
+    MUSTER_TRY(const AddressList list, resolve(name, 0, SOCK_STREAM));
+    std::vector<asio::ip::address> out;
+    for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
+      tcp::endpoint endpoint;
+      endpoint.resize(each->ai_addrlen);
+      std::memcpy(endpoint.data(), each->ai_addr, each->ai_addrlen);
+      out.push_back(endpoint.address());
+    }
+    return out;
+  };
+  resolver.run(ask, [&](Found answer) {
+    found = std::move(answer);
+    timer.cancel();
+  });
+  co_await timer.async_wait(kTuple);
+  if (!found) co_return fail(ErrorCode::kTimeout, "resolve {}: no answer in time", name);
+  if (!*found) co_return fail(fmt::format("resolve {}", name), std::move(*found).error());
+  co_return *std::move(found);
+}
+
 asio::awaitable<Result<void>> dial(tcp::socket& socket, std::string host, std::uint16_t port,
                                    std::size_t turn, Instant deadline, boost::system::error_code* cause) {
   const std::string where = endpoint_text(host, port);
-  LoopTimer timer(socket.get_executor(), deadline);
-  std::vector<tcp::endpoint> endpoints;
+  std::vector<asio::ip::address> addresses;
   boost::system::error_code not_numeric;
   if (const auto address = asio::ip::make_address(host, not_numeric); !not_numeric) {
-    endpoints.emplace_back(address, port);
+    addresses.push_back(address);
   } else {
-    // The system's resolver cannot be interrupted: it goes on by itself when it is not waited for any more.
-    std::optional<boost::system::error_code> answer;
-    tcp::resolver resolver(socket.get_executor());
-    const Lifetime waiting;
-    resolver.async_resolve(host, fmt::format("{}", port), tcp::resolver::numeric_service,
-                           waiting.guard([&](const auto& error, const auto& found) {
-                             answer = error;
-                             for (const auto& entry : found) endpoints.push_back(entry.endpoint());
-                             timer.cancel();
-                           }));
-    co_await timer.async_wait(kTuple);
-    if (!answer) co_return fail(ErrorCode::kTimeout, "resolve {}: no answer in time", host);
-    if (*answer) co_return fail(ErrorCode::kNotFound, "resolve {}: {}", host, answer->message());
+    auto found = co_await look_up(host, deadline);
+    if (!found) co_return fail(std::move(found).error());
+    addresses = *std::move(found);
   }
-  if (endpoints.empty()) co_return fail(ErrorCode::kNotFound, "resolve {}: no address", host);
-  std::rotate(endpoints.begin(), endpoints.begin() + static_cast<std::ptrdiff_t>(turn % endpoints.size()),
-              endpoints.end());
-
-  bool expired = false;
-  Lifetime connecting;  // the timer's handler may be queued already when the connection is made
-  connecting.call_at(timer, deadline, [&] {
-    expired = true;
-    boost::system::error_code ignored;
-    socket.close(ignored);
-  });
-  const auto [error, endpoint] = co_await asio::async_connect(socket, endpoints, kTuple);
-  connecting.renew();
-  timer.cancel();
-  if (cause != nullptr) *cause = error;
-  if (expired) co_return fail(ErrorCode::kTimeout, "connect {}: no answer in time", where);
-  if (error) co_return fail(ErrorCode::kPeerGone, "connect {}: {}", where, error.message());
-  boost::system::error_code ignored;
-  socket.set_option(tcp::no_delay(true), ignored);
-  co_return Result<void>{};
+  LoopTimer timer(socket.get_executor());
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    const std::array<tcp::endpoint, 1> next{tcp::endpoint(addresses[(turn + i) % addresses.size()], port)};
+    const Instant now = SteadyClock::now();
+    bool expired = false;
+    Lifetime connecting;  // the timer's handler may be queued already when the connection is made
+    connecting.call_at(timer, now + (deadline - now) / static_cast<std::int64_t>(addresses.size() - i), [&] {
+      expired = true;
+      boost::system::error_code ignored;
+      socket.close(ignored);
+    });
+    const auto [error, endpoint] = co_await asio::async_connect(socket, next, kTuple);
+    connecting.renew();
+    timer.cancel();
+    if (cause != nullptr) *cause = error;
+    if (!error) {
+      boost::system::error_code ignored;
+      socket.set_option(tcp::no_delay(true), ignored);
+      co_return Result<void>{};
+    }
+    if (i + 1 < addresses.size() && (expired || error != asio::error::operation_aborted)) continue;
+    if (expired) co_return fail(ErrorCode::kTimeout, "connect {}: no answer in time", where);
+    co_return fail(ErrorCode::kPeerGone, "connect {}: {}", where, error.message());
+  }
+  co_return fail(ErrorCode::kNotFound, "resolve {}: no address", host);
 }
 
 }  // namespace muster::net

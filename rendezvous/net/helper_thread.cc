@@ -80,7 +80,10 @@ void HelperThread::post(std::function<void()> work, std::function<void()> done) 
     state->run(std::move(work), std::move(done));
   });
   if (state_->thread.joinable()) return;
-  state_->thread = start_quiet_thread([state = state_] { state->jobs.run(); });
+  auto thread = start_quiet_thread([state = state_] { state->jobs.run(); });
+  if (!thread)
+    throw boost::system::system_error(EAGAIN, boost::system::system_category());  // as the loop does
+  state_->thread = *std::move(thread);
 }
 
 }  // namespace muster::net

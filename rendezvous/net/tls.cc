@@ -19,6 +19,10 @@
 namespace muster::tls {
 namespace {
 
+// The last key that this thread has read. Not by the callback's own argument: Asio deletes what that points
+// to.
+thread_local bool is_encrypted = false;
+
 // The last error of this thread, and none left for the next.
 std::string last_error() {
   const unsigned long number = ::ERR_peek_last_error();
@@ -65,19 +69,30 @@ Result<Context> Context::make(const Files& files, bool is_server) {
   // Each connection begins anew: no state of past ones.
   ::SSL_CTX_set_num_tickets(ssl, 0);
   ::SSL_CTX_set_session_cache_mode(ssl, SSL_SESS_CACHE_OFF);
+  // OpenSSL would ask for a key's pass phrase on the terminal, and wait.
+  is_encrypted = false;
+  ::SSL_CTX_set_default_passwd_cb(ssl, [](char*, int, int, void*) {
+    is_encrypted = true;
+    return -1;
+  });
 
+  const auto& [cert, key, ca] = files.names;
   if (files.cert.empty() != files.key.empty())
-    return fail(ErrorCode::kInvalidArgument, "--tls-cert and --tls-key go together");
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} and {} go together", cert, key));
   if (!files.cert.empty()) {
-    MUSTER_OK(check_private("--tls-key", files.key));
+    MUSTER_OK(check_private(key, files.key));
     if (::SSL_CTX_use_certificate_chain_file(ssl, files.cert.c_str()) != 1)
-      return fail(file_error("--tls-cert", files.cert, "certificate"));
+      return fail(file_error(cert, files.cert, "certificate"));
     if (::SSL_CTX_use_PrivateKey_file(ssl, files.key.c_str(), SSL_FILETYPE_PEM) != 1)
-      return fail(file_error("--tls-key", files.key, "private key of --tls-cert"));
+      return is_encrypted ? fail(ErrorCode::kInvalidArgument,
+                                 fmt::format("{} {} has a pass phrase, for which nobody is asked; give one "
+                                             "without, which its owner alone may read",
+                                             key, files.key))
+                          : fail(file_error(key, files.key, fmt::format("private key of {}", cert)));
   }
   if (!files.ca.empty()) {
     if (::SSL_CTX_load_verify_file(ssl, files.ca.c_str()) != 1)
-      return fail(file_error("--tls-ca", files.ca, "certificate"));
+      return fail(file_error(ca, files.ca, "certificate"));
     ::SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | (is_server ? SSL_VERIFY_FAIL_IF_NO_PEER_CERT : 0), nullptr);
   }
   return Context(out);

@@ -6,6 +6,7 @@
 // Source: OpenSSL 3 (SSL_CTX_new(3), BIO_s_mem(3)); RFC 8446.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,7 @@ struct Files {
   std::string cert;  ///< the certificate, and those between it and the root
   std::string key;   ///< readable by its owner alone
   std::string ca;    ///< whom to trust
+  std::array<const char*, 3> names{"--tls-cert", "--tls-key", "--tls-ca"};  ///< as the user gave them
 };
 
 class Context {

@@ -161,8 +161,8 @@ control::Challenge ServerHandshake::start(const control::Start& start, std::opti
 Result<control::Mac> ServerHandshake::proof(const control::Proof& proof) {
   if (!secret_) return control::Mac{};
   if (!equal(proof.mac, secret_->mac(kAgentLabel, transcript_)))
-    return fail(ErrorCode::kMismatch, bound_ ? "has another secret, or none, or its TLS connection is relayed"
-                                             : "has another secret, or none");
+    return fail(ErrorCode::kMismatch,
+                std::string(kOtherSecret) + (bound_ ? ", or its TLS connection is relayed" : ""));
   return secret_->mac(kCoordinatorLabel, transcript_);
 }
 

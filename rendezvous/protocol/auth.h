@@ -54,6 +54,9 @@ class Secret {
 [[nodiscard]] std::string random_secret_text();
 [[nodiscard]] membership::NodeId random_node_id();
 
+/// With what a refusal of such a proof begins.
+inline constexpr std::string_view kOtherSecret = "has another secret, or none";
+
 /// The coordinator's side. Calls in this order, each once: preamble, start, proof.
 class ServerHandshake {
  public:

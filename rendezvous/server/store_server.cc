@@ -21,12 +21,7 @@ class ThreadServer final : public StoreServer {
     server_options.host = options.host;
     server_options.port = options.port;
     MUSTER_TRY(out->server_, net::Server::listen(out->loop_, server_options, Log("muster-store")));
-
-    try {
-      out->thread_ = start_quiet_thread([loop = &out->loop_] { loop->run(); });
-    } catch (const std::system_error& error) {
-      return fail(ErrorCode::kExhausted, std::string("thread of the store server: ") + error.what());
-    }
+    MUSTER_TRY(out->thread_, start_quiet_thread([loop = &out->loop_] { loop->run(); }));
     return out;
   }
 

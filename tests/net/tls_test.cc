@@ -3,6 +3,7 @@
 #include "rendezvous/net/tls.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <future>
@@ -18,6 +19,8 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/write.hpp>
 #include <fmt/format.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
 
 #include "rendezvous/store/wire.h"
 #include "tests/support/catch.h"
@@ -323,6 +326,22 @@ TEST_CASE("files for TLS that are missing, do not fit or are readable by others 
       refusal(tls::Context::server({certificates.path("agent.key"), certificates.path("agent.key"), ""})),
       Catch::StartsWith("--tls-cert ") && Catch::Contains("no certificate in PEM format"));
   REQUIRE_THAT(refusal(tls::Context::client({})), Catch::Contains("--tls-ca"));
+  {
+    std::FILE* const in = std::fopen(certificates.path("server.key").c_str(), "r");
+    std::FILE* const out = std::fopen(certificates.path("locked.key").c_str(), "w");
+    REQUIRE((in != nullptr && out != nullptr));
+    EVP_PKEY* const key = ::PEM_read_PrivateKey(in, nullptr, nullptr, nullptr);
+    REQUIRE(::PEM_write_PKCS8PrivateKey(out, key, ::EVP_aes_256_cbc(), "words", 5, nullptr, nullptr) == 1);
+    ::EVP_PKEY_free(key);
+    std::fclose(in);
+    std::fclose(out);
+    REQUIRE(::chmod(certificates.path("locked.key").c_str(), 0600) == 0);
+  }
+  REQUIRE_THAT(
+      refusal(tls::Context::server({certificates.path("server.pem"), certificates.path("locked.key"), ""})),
+      Catch::StartsWith("--tls-key ") && Catch::Contains("has a pass phrase, for which nobody is asked"));
+  REQUIRE_THAT(refusal(tls::Context::client({"", "", "none.pem", {"cert", "key", "cacert"}})),
+               Catch::StartsWith("cacert none.pem: No such file"));
   REQUIRE(::chmod(certificates.path("server.key").c_str(), 0644) == 0);
   REQUIRE_THAT(refusal(tls::Context::server(certificates.files("server", ""))), Catch::Contains("chmod 600"));
 }

@@ -99,6 +99,20 @@ def test_a_daemon_killed_in_any_state_of_a_job_that_stays_away_ends_it_in_time(s
     wait_for(lambda: all(gone(pid) for pid in states.pids), "the workers to be gone")
 
 
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_job_that_is_stopped_while_its_coordinator_is_silent_does_not_wait_for_it(stage, how):
+    stage.build(3)
+    daemon = stage.daemon(0)
+    scene = stage.scene("stopped", daemon.endpoint, backend="muster", nnodes=2, restarts=1, conf="reconnect_timeout=600")
+    for node, name in ((1, "first"), (2, "second")):
+        scene.agent(node, f"--node-rank={node - 1}", name=name)
+    scene.started("2.0", 0, 1)
+    daemon.signal(how)
+    for agent in scene.running.values():
+        agent.send_signal(signal.SIGTERM)
+    assert scene.codes("first", "second") == [143, 143], [scene.err(name) for name in scene.running]
+
+
 def test_an_agent_that_runs_the_coordinator_killed_in_any_state_ends_the_others_in_time(stage):
     nodes = stage.build(4)
     ports = iter(range(PORT + 10, PORT + 20))

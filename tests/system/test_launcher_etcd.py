@@ -97,6 +97,9 @@ def test_an_etcd_with_tls_is_trusted_by_its_authority_alone(tmp_path):
         job.start("c", "true", nnodes=2, conf="protocol=https,cacert=agent.pem,join_timeout=5")
         assert job.codes("c") == [69]
         assert re.search(rf"TLS with {etcd.endpoint}: .*certificate", job.err("c")), job.err("c")
+        job.start("d", "true", nnodes=2, conf="protocol=https,cacert=ca.pem")  # it shows none
+        assert job.codes("d") == [69]
+        assert re.search(rf"TLS with {etcd.endpoint}: .*certificate", job.err("d")), job.err("d")
     finally:
         job.close()
         etcd.close()
@@ -122,7 +125,7 @@ def test_an_etcd_that_is_not_there_is_named_with_what_to_try(muster):
 
 
 @pytest.mark.parametrize("says, hint", [
-    (b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nnope\n", "speaks HTTP, but not as an etcd of 3.4 or later"),
+    (b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nnope\n", "speaks HTTP, but not as the gateway of an etcd does .status 404.; is this the client port"),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "the answer is not etcd's"),
     (b"SSH-2.0-OpenSSH_9.2\r\n", "not an HTTP response"),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", "longer than"),

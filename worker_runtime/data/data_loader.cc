@@ -63,12 +63,10 @@ class ThreadedLoader final : public DataLoader {
     for (BatchSlot& slot : slots_) MUSTER_OK(allocate(slot));
     sampler_->set_epoch(epoch_);
     chunk_ = std::max(1, options_.batch_size / std::max(1, 4 * options_.num_workers));
-    try {
-      workers_.reserve(static_cast<std::size_t>(options_.num_workers));
-      for (int i = 0; i < options_.num_workers; ++i)
-        workers_.push_back(start_quiet_thread([this] { work(); }));
-    } catch (const std::system_error& e) {
-      return fail(ErrorCode::kExhausted, "data loader: cannot start a worker thread: {}", e.what());
+    while (std::ssize(workers_) < options_.num_workers) {
+      auto thread = start_quiet_thread([this] { work(); });
+      if (!thread) return fail("data loader", std::move(thread).error());
+      workers_.push_back(*std::move(thread));
     }
     return {};
   }

@@ -132,7 +132,9 @@ class StoppedByStore final : public Preemption {
     }
     seen_signal.store(0);
     MUSTER_OK(handlers_.install(signals));
-    if (world_size_ > 1) watcher_ = start_quiet_thread([this] { watch(); });
+    if (world_size_ > 1) {
+      MUSTER_TRY(watcher_, start_quiet_thread([this] { watch(); }));
+    }
     return {};
   }
 

@@ -127,7 +127,7 @@ class EventFile final : public SummaryWriter {
     out.add_string(3, "brain.Event:2");
     append_record(record, version);
     MUSTER_OK(write(record));
-    thread_ = start_quiet_thread([this] { run(); });
+    MUSTER_TRY(thread_, start_quiet_thread([this] { run(); }));
     return {};
   }
 

@@ -36,15 +36,12 @@ class ThreadedDataParallel final : public DataParallel {
     if (replicas_.size() > 1 && computes[0]->type() != DeviceType::kCpu) {
       MUSTER_TRY(received_, computes[0]->allocate_of<float>(models[0].arena_elements()));
     }
-    try {
-      for (std::size_t i = 1; i < replicas_.size(); ++i)
-        threads_.push_back(start_quiet_thread([this, &replica = replicas_[i]] {
-          for (meeting_.arrive_and_wait(); !stopping_; meeting_.arrive_and_wait()) run(replica);
-        }));
-    } catch (const std::system_error& error) {
-      return fail(ErrorCode::kExhausted,
-                  "DataParallel: start a thread for replica {}: {}; use fewer replicas", threads_.size() + 1,
-                  error.code().message());
+    for (std::size_t i = 1; i < replicas_.size(); ++i) {
+      auto thread = start_quiet_thread([this, &replica = replicas_[i]] {
+        for (meeting_.arrive_and_wait(); !stopping_; meeting_.arrive_and_wait()) run(replica);
+      });
+      if (!thread) return fail("DataParallel: replica " + std::to_string(i), std::move(thread).error());
+      threads_.push_back(*std::move(thread));
     }
     return {};
   }

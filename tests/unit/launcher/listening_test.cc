@@ -62,6 +62,21 @@ TEST_CASE("who offers loopback alone listens there alone") {
   REQUIRE(listening_addresses(wishes("", ""), {"127.0.0.1"}, kHost) == Addresses{"127.0.0.1"});
 }
 
+TEST_CASE("a job that meets at loopback stays on its host, unless each host has an etcd there") {
+  Job job;
+  job.nodes = 2;
+  job.elastic.endpoint_host = "127.0.0.1";
+  REQUIRE(stays_on_host(job));
+  job.elastic.local_addr = "10.0.0.4";
+  REQUIRE(stays_on_host(job));
+  job.elastic.etcd.emplace();
+  REQUIRE_FALSE(stays_on_host(job));
+  job.elastic.local_addr.clear();
+  REQUIRE(stays_on_host(job));
+  job.elastic.interface = "ib0";
+  REQUIRE_FALSE(stays_on_host(job));
+}
+
 TEST_CASE("a place that is named by an address is listened at, and nothing beside it") {
   const Addresses ib = chosen(wishes("", "ib0"));
   REQUIRE(addresses_at("10.0.0.4", ib, kHost) == Addresses{"10.0.0.4"});

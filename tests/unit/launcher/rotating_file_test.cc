@@ -106,6 +106,17 @@ TEST_CASE("older files are counted from the youngest on, and what is beyond the 
   REQUIRE(file.state().error + file.state().rotation_error == 0);
 }
 
+TEST_CASE("an older file that somebody has removed is no reason to call the rotation failed") {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/log";
+  RotatingFile file = open_log(path, {2, 4});
+  for (const char* line : {"a\n", "b\n", "c\n", "d\n"}) file.write(line);
+  REQUIRE(::unlink((path + ".2").c_str()) == 0);
+  file.write("e\n");
+  REQUIRE(file.state().rotation_error == 0);
+  REQUIRE(directory.entries() == Names{"log", "log.1", "log.2", "log.4"});
+}
+
 TEST_CASE("one older file is enough to keep") {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path() + "/log";

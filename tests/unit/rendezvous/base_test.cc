@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <filesystem>
 #include <iterator>
+#include <pthread.h>
 #include <set>
 #include <string>
 #include <vector>
@@ -73,6 +74,19 @@ TEST_CASE("reading a file larger than its cap is refused") {
   const auto result = read_file("/dev/zero", 1000);
   REQUIRE_FALSE(result);
   REQUIRE(result.error().code == ErrorCode::kExhausted);
+}
+
+TEST_CASE("a thread for which there is no room is an error, not the end of the process") {
+  pthread_attr_t usual, vast;
+  REQUIRE(::pthread_getattr_default_np(&usual) == 0);
+  REQUIRE(::pthread_attr_init(&vast) == 0);
+  REQUIRE(::pthread_attr_setstacksize(&vast, std::size_t{1} << 48) == 0);
+  REQUIRE(::pthread_setattr_default_np(&vast) == 0);
+  const auto thread = start_quiet_thread([] {});
+  REQUIRE(::pthread_setattr_default_np(&usual) == 0);
+  REQUIRE_FALSE(thread);
+  REQUIRE(thread.error().code == ErrorCode::kExhausted);
+  REQUIRE(thread.error().message == "start a thread: Resource temporarily unavailable");
 }
 
 TEST_CASE("a file is replaced as a whole, and an attempt that fails leaves nothing behind") {
@@ -158,4 +172,9 @@ TEST_CASE("a text from outside becomes one line that steers no terminal") {
                    "31mb\xc2\xa0") == "a 31mb\xc2\xa0");  // U+009B is ESC [ to some terminals
   REQUIRE(one_line("first words", 5) == "first");
   REQUIRE(one_line("\xc3\xbc\xc3\xbc", 3) == "\xc3\xbc");  // never half a character
+}
+
+TEST_CASE("loopback is an address of this host, and no name that looks like one") {
+  for (const char* host : {"localhost", "::1", "127.0.0.1", "127.1.2.3"}) REQUIRE(is_loopback(host));
+  for (const char* host : {"", "127.example.org", "10.0.0.1", "::", "host"}) REQUIRE_FALSE(is_loopback(host));
 }

@@ -76,8 +76,8 @@ TEST_CASE("a refusal says what to do about it") {
     REQUIRE(of(400, text).code == ErrorCode::kMismatch);
     REQUIRE_THAT(of(400, text).message, Catch::Contains("does not log in"));
   }
-  REQUIRE(error_of_response(404, "Not Found").code == ErrorCode::kMismatch);
-  REQUIRE_THAT(error_of_response(404, "Not Found").message, Catch::Contains("3.4 or later"));
+  REQUIRE(error_of_response(404, "Not Found").code == ErrorCode::kProtocol);
+  REQUIRE_THAT(error_of_response(404, "Not Found").message, Catch::Contains("speaks HTTP"));
   REQUIRE(error_of_response(502, "<html>Bad Gateway</html>").code == ErrorCode::kPeerGone);
 }
 
