@@ -53,7 +53,7 @@ class DirectoryManager final : public CheckpointManager {
     if (!lock) return fail("checkpoints", std::move(lock).error());
     lock_ = *std::move(lock);
     // Before the first save waits for it: memory that is only asked for would be given page by page.
-    writing_ = std::async(std::launch::async, [this] { return reserve(); });
+    writing_ = std::async([this] { return reserve(); });
     return {};
   }
 
@@ -70,9 +70,9 @@ class DirectoryManager final : public CheckpointManager {
     is_mine_ = true;
     if (memory_ == nullptr) MUSTER_OK(reserve());  // there was none before
     MUSTER_TRY(Manifest manifest, copy(state));
-    writing_ = std::async(std::launch::async, [this, manifest = std::move(manifest), is_best] {
-      return write(manifest, is_best);
-    });
+    // Where no thread can be had, wait() writes.
+    writing_ =
+        std::async([this, manifest = std::move(manifest), is_best] { return write(manifest, is_best); });
     if (std::getenv(std::string(env::kSafePointFile).c_str()) == nullptr) return {};
     MUSTER_OK(wait());
     announce_safe_point();

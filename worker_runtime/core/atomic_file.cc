@@ -87,8 +87,9 @@ class BlockWriter {
     Block& block = blocks_[current_];
     const std::string_view bytes(block.memory.get(), filled_);
     sum_.crc32c = crc32c(bytes, sum_.crc32c);
-    block.writing = std::async(size_bytes_ < kBlockBytes ? std::launch::deferred : std::launch::async,
-                               [this, bytes, at = sum_.size_bytes] { return write(bytes, at); });
+    block.writing = std::async(
+        size_bytes_ < kBlockBytes ? std::launch::deferred : std::launch::async | std::launch::deferred,
+        [this, bytes, at = sum_.size_bytes] { return write(bytes, at); });
     sum_.size_bytes += filled_;
     current_ = (current_ + 1) % blocks_.size();
     filled_ = 0;

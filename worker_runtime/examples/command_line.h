@@ -59,7 +59,7 @@ int run_program(CLI::App& app, int argc, char** argv, const Program& program) {
   try {
     // CLI11 would take the next argument for the value that an empty shell variable did not give.
     for (const std::string argument : std::span(argv, static_cast<std::size_t>(argc)))
-      if (argument.starts_with("--") && argument.ends_with('='))
+      if (argument.starts_with("--") && argument.find('=') + 1 == argument.size())
         throw CLI::ArgumentMismatch(argument + " has no value");
     for (CLI::Option* const option : app.get_options())
       option->check([](const std::string& value) {

@@ -143,7 +143,7 @@ Result<int> train(Arguments args) {
     sampler.set_epoch(static_cast<std::uint64_t>(state.epoch));
     if (loader) loader->set_epoch(sampler.epoch());
     MUSTER_OK(loader ? trainer->begin_epoch(*loader) : trainer->begin_epoch(sampler.indices()));
-    std::int64_t step = state.epoch_samples / (rank_images * context.world_size), window_begin = step;
+    std::int64_t step = state.epoch_samples / (rank_images * context.world_size);
     const std::int64_t steps = step + trainer->steps_in_epoch();
     trainer->progress().begin_epoch(state.epoch + 1, steps - step);
     bar.begin_epoch(static_cast<int>(state.epoch) + 1, args.epochs, steps, step);
@@ -153,7 +153,7 @@ Result<int> train(Arguments args) {
     while (step < steps && !stop) {
       optimizer->set_lr(args.lr * warm_up_factor(state.schedule_step, args.warmup_steps));
       std::int64_t most = std::min(args.log_every - step % args.log_every, steps - step);
-      if (profiler || state.schedule_step < args.warmup_steps) most = 1;
+      if ((profiler && !profiler->is_done()) || state.schedule_step < args.warmup_steps) most = 1;
       if (args.checkpoint_every > 0)
         most = std::min(most, args.checkpoint_every - state.step % args.checkpoint_every);
       MUSTER_TRY(const std::int64_t done, trainer->steps(most));
@@ -174,14 +174,10 @@ Result<int> train(Arguments args) {
       state.epoch_loss_sum = epoch.loss_sum;
       if (saves && !ends) MUSTER_OK(checkpoints->save(state));
       if (!logs) continue;
-      if (step - window_begin == args.log_every) {  // after a resumption a window may lack its beginning
-        last_window = window;
-        bar.interval({window.loss(), window.num_samples, optimizer->lr(),
-                      loader ? std::optional(loader->wait_time()) : std::nullopt});
-        if (writer) writer->add_scalar("train/loss", window.loss(), state.step);
-      }
-      window = {};
-      window_begin = step;
+      bar.interval({window.loss(), window.num_samples, optimizer->lr(),
+                    loader ? std::optional(loader->wait_time()) : std::nullopt});
+      if (writer) writer->add_scalar("train/loss", window.loss(), state.step);
+      last_window = std::exchange(window, {});
     }
     bar.clear();
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -192,7 +188,9 @@ Result<int> train(Arguments args) {
               epoch.loss(), test.loss(), 100 * test.accuracy());
     if (writer) writer->add_scalar("test/loss", test.loss(), state.step);
     if (writer) writer->add_scalar("test/accuracy", test.accuracy(), state.step);
-    if (writer) writer->add_histogram("parameters", model.read_params(), state.step);
+    const std::vector<float> values = writer ? model.read_params() : std::vector<float>();
+    for (const nn::Parameter& p : model.parameters())
+      if (writer) writer->add_histogram(p.name, std::span(values).subspan(p.offset, p.count), state.step);
     if (checkpoints) MUSTER_OK(checkpoints->save(state, is_best));
   }
   const bool preempted = state.epoch < args.epochs;

@@ -180,6 +180,7 @@ Result<int> train(const Arguments& args) {
       if (writer) writer->add_scalar("train/lr", optimizer->lr(), state.step);
     }
     bar.clear();
+    report_skipped();
     if (step < steps) break;  // preempted
     MUSTER_TRY(const Metrics val, trainer->evaluate(*val_loader));
     report_skipped();

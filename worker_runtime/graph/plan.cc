@@ -72,7 +72,7 @@ MemoryPlan::Layout MemoryPlan::lay_out() const {
 // Operation i runs forward at time i and backward at time 2n - i; the caller computes the loss at time n.
 class Model::PlanBuilder {
  public:
-  PlanBuilder(const Model& model, int batch, Mode mode)
+  PlanBuilder(Model& model, int batch, Mode mode)
       : model_(model),
         batch_(batch),
         mode_(mode),
@@ -295,16 +295,19 @@ class Model::PlanBuilder {
 
   Result<std::unique_ptr<Plan>> assemble() {
     layout_ = memory_.lay_out();
-    const auto arena = model_.compute_->allocate(layout_.size_bytes);
-    if (!arena) {
-      int largest = 0;
-      for (int i = 1; i < n_; ++i)
-        if (bytes_of(i + 1) > bytes_of(largest + 1)) largest = i;
-      return fail("activations of a batch of " + std::to_string(batch_) + ", most of them of " +
-                      name_of(largest) + " " + to_text(at(model_.shapes_, largest + 1)),
-                  arena.error());
+    if (layout_.size_bytes > model_.activations_.size()) {
+      const auto arena = model_.compute_->allocate(layout_.size_bytes);
+      if (!arena) {
+        int largest = 0;
+        for (int i = 1; i < n_; ++i)
+          if (bytes_of(i + 1) > bytes_of(largest + 1)) largest = i;
+        return fail("activations of a batch of " + std::to_string(batch_) + ", most of them of " +
+                        name_of(largest) + " " + to_text(at(model_.shapes_, largest + 1)),
+                    arena.error());
+      }
+      model_.activations_ = {static_cast<std::uint8_t*>(*arena), layout_.size_bytes};
     }
-    base_ = static_cast<std::uint8_t*>(*arena);
+    base_ = model_.activations_.data();  // plans run one after another
     auto plan = std::make_unique<Plan>();
     plan->device_ = model_.compute_.get();
     plan->mode_ = mode_;
@@ -422,7 +425,7 @@ class Model::PlanBuilder {
     }
   }
 
-  const Model& model_;
+  Model& model_;
   const int batch_;
   const Mode mode_;
   const bool training_;

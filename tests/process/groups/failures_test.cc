@@ -448,6 +448,10 @@ TEST_CASE("an argument error is found before anything is sent and leaves the gro
     if (group.recv({numbers, 4, DType::kInt32}, 2)) return "a recv from rank 2 of 2 was not refused";
     if (group.rank() == 0 && group.gather({numbers, 2, DType::kInt32}, {numbers, 2, DType::kInt32}, 0))
       return "a gather's output of the wrong size was not refused";
+    if (group.rank() == 0 && group.scatter({nullptr, 4, DType::kInt32}, {numbers, 2, DType::kInt32}, 0))
+      return "a scatter from nowhere was not refused";
+    if (group.gather({nullptr, 2, DType::kInt32}, {numbers, 4, DType::kInt32}, 0))
+      return "a gather of nothing was not refused";
     if (group.all_gather(ConstBuffer(numbers, 2, DType::kInt32), Buffer{numbers, 3, DType::kInt32}))
       return "an output of the wrong size was not refused";
     const auto done = group.barrier();

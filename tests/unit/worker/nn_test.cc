@@ -121,14 +121,33 @@ TEST_CASE("an inference plan computes the same outputs as a training plan") {
   auto inference = model.plan(3, nn::Mode::kInference);
   REQUIRE_OK(training);
   REQUIRE_OK(inference);
-  generator.uniform(std::span((*training)->input(), 3 * 784), -1, 1);
-  std::copy_n((*training)->input(), 3 * 784, (*inference)->input());
+  std::vector<float> images(3 * 784);
+  generator.uniform(images, -1, 1);
+  std::copy(images.begin(), images.end(), (*training)->input());
   (*training)->forward();
+  const std::vector<float> logits((*training)->output(), (*training)->output() + 30);
+  std::copy(images.begin(), images.end(), (*inference)->input());
   (*inference)->forward();
-  REQUIRE(std::equal((*training)->output(), (*training)->output() + 30, (*inference)->output()));
+  REQUIRE(std::equal(logits.begin(), logits.end(), (*inference)->output()));
   REQUIRE((*inference)->size_bytes() < (*training)->size_bytes());
   REQUIRE((*inference)->output_gradient() == nullptr);
   REQUIRE(*model.plan(3, nn::Mode::kTraining) == *training);
+}
+
+TEST_CASE("the plans of a model share the memory of the largest one") {
+  const Compute compute = reference();
+  nn::Model model = nn::garment_classifier();
+  REQUIRE_OK(model.allocate(compute));
+  const std::size_t before = memory_allocated(compute);
+  const auto largest = model.plan(8, nn::Mode::kTraining);
+  REQUIRE_OK(largest);
+  const std::size_t with_largest = memory_allocated(compute);
+  REQUIRE(with_largest >= before + (*largest)->size_bytes());
+  for (const int batch : {3, 8, 5}) {
+    REQUIRE_OK(model.plan(batch, nn::Mode::kInference));
+    REQUIRE_OK(model.plan(std::min(batch, 7), nn::Mode::kTraining));
+  }
+  REQUIRE(memory_allocated(compute) == with_largest);
 }
 
 TEST_CASE("parameters lie on cache lines in one arena, gradients of gaps stay zero") {

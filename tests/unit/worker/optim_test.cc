@@ -243,5 +243,6 @@ TEST_CASE("learning rates by step are those of PyTorch's schedulers") {
     REQUIRE(cosine_lr(0.4F, at, 20, 0.01F) == Approx(cosine[i]).epsilon(1e-6));
     REQUIRE(0.4F * warm_up_factor(at, 5) == Approx(warm_up[i]).epsilon(1e-6));
   }
+  REQUIRE(step_lr(0.4F, 9, 0) == 0.4F);
   REQUIRE(cosine_lr(0.4F, 100, 20, 0.01F) == 0.01F);
 }

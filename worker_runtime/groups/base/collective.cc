@@ -172,12 +172,14 @@ Result<void> ProcessGroup::copy(void* to, const void* from, std::size_t size_byt
 
 Result<void> ProcessGroup::exchange(std::string_view what, Buffer part, Buffer whole, int root) {
   MUSTER_OK(groups::check_root(fmt::format("{} with root", what), root, world_size()));
+  MUSTER_OK(groups::check_memory(what, part.data, part.count));
   const bool gathers = what == "gather";
   if (rank() != root) return gathers ? send(part, root) : recv(part, root);
   const std::size_t all = part.count * static_cast<std::size_t>(world_size());
   if (whole.count != all || whole.dtype != part.dtype)
     return invalid("{} of {} x {} with {} ranks needs {} at the root, not {} x {}", what,
                    to_string(part.dtype), part.count, world_size(), all, to_string(whole.dtype), whole.count);
+  MUSTER_OK(groups::check_memory(what, whole.data, whole.count));
   for (int peer = 0; peer < world_size(); ++peer) {
     auto* const at = static_cast<std::byte*>(whole.data) + static_cast<std::size_t>(peer) * part.size_bytes();
     const Buffer place{at, part.count, part.dtype};

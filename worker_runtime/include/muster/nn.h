@@ -133,7 +133,7 @@ struct OperationInfo {
 class Model;
 
 /// A model's step for one batch size: the operations with their memory. Made by Model::plan, lives as long as
-/// the model.
+/// the model. The plans of a model use the same memory: what is in one is lost when another takes a batch.
 class Plan {
  public:
   [[nodiscard]] int batch() const { return batch_; }
@@ -278,6 +278,7 @@ class Model {
   RandomState host_random_;        // until allocate()
   RandomState* random_ = nullptr;  // device memory
   std::vector<std::unique_ptr<Plan>> plans_;
+  std::span<std::uint8_t> activations_;  // of the largest plan; the others lie in it
 };
 
 /// Of the tutorial "Training with PyTorch": conv 5x5 1->6, pool, conv 5x5 6->16, pool, 256-120-84-10.

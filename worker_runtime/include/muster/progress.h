@@ -55,9 +55,6 @@ class Progress {
   /// word of another kind.
   void pause(Phase phase);
 
-  /// Somebody may read what is said.
-  [[nodiscard]] bool is_reported() const { return page_ != nullptr; }
-
  private:
   class Page;
   std::unique_ptr<Page> page_;  // nullptr: nowhere

@@ -10,10 +10,10 @@
 
 namespace muster {
 
-/// StepLR: `base`, times `gamma` after every `step_size` steps.
+/// StepLR: `base`, times `gamma` after every `step_size` steps (0: never).
 [[nodiscard]] inline float step_lr(float base, std::int64_t step, std::int64_t step_size,
                                    double gamma = 0.1) {
-  const std::int64_t decays = step / step_size;
+  const std::int64_t decays = step_size > 0 ? step / step_size : 0;
   return static_cast<float>(base * std::pow(gamma, static_cast<double>(decays)));
 }
 
