@@ -75,8 +75,9 @@ void open_standard_descriptors() {
   try {
     if (const auto thrown = std::current_exception()) std::rethrow_exception(thrown);
   } catch (const boost::system::system_error& error) {
-    std::fprintf(stderr, "muster: muster cannot go on: the system refused a resource: %s; see ulimit -n\n",
-                 error.what());
+    const bool threads = error.code() == boost::system::errc::resource_unavailable_try_again;
+    std::fprintf(stderr, "muster: muster cannot go on: the system refused a resource: %s; see ulimit %s\n",
+                 error.what(), threads ? "-u, and pids.max of its control group" : "-n");
     ::_exit(kExitSystem);
   } catch (...) {  // the core dump tells more
   }
@@ -230,7 +231,7 @@ class Launch {
     job_->compare_clocks = wants_preflight(options_);
     if (const auto opened = options_.dry_run ? Result<void>() : open_observers(); !opened) {
       const int status = complain(opened.error());
-      return opened.error().code == ErrorCode::kExhausted ? kExitPortInUse : status;
+      return is_address_in_use(opened.error()) ? kExitPortInUse : status;
     }
     if (job_->unhealthy.empty())
       job_->unhealthy = check_node(options_, *job_, environment_, driver_.finding);

@@ -14,6 +14,7 @@
 #include "launcher/agent/attempt.h"
 #include "launcher/job/worker_env.h"
 #include "launcher/join/make_rendezvous.h"
+#include "rendezvous/base/syscall.h"
 
 namespace muster::launcher {
 namespace {
@@ -144,7 +145,9 @@ class Agent {
     if (!event.membership) {
       const Error& error = event.membership.error();
       log_.error(error.message);
-      return leave(error.code == ErrorCode::kExhausted ? kExitPortInUse : kExitRendezvous);
+      return leave(is_address_in_use(error)              ? kExitPortInUse
+                   : error.code == ErrorCode::kExhausted ? kExitSystem
+                                                         : kExitRendezvous);
     }
     if (const auto* assignment = std::get_if<Assignment>(&*event.membership))
       return begin_attempt(*assignment);

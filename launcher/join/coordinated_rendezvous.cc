@@ -56,7 +56,7 @@ std::string machine_id() {
 }
 
 int exit_code_without_host(const Error& no_host) {
-  if (no_host.code == ErrorCode::kExhausted) return kExitPortInUse;
+  if (is_address_in_use(no_host)) return kExitPortInUse;
   if (no_host.code == ErrorCode::kInvalidArgument) return kExitUsage;
   if (no_host.code == ErrorCode::kTimeout || no_host.code == ErrorCode::kMismatch) return kExitRendezvous;
   return kExitSystem;

@@ -222,8 +222,10 @@ bool ErrorWatch::cpp(std::string_view text) {
 
 void ErrorWatch::plain(std::string_view text) {
   if (weight_ >= Weight::kError) return;
+  // Of a module that a program does without Python only warns.
+  const bool warns = contains(text, "Warning: ");
   for (const ErrorWords& sign : kErrorSigns)
-    if (contains(text, sign.text))
+    if (contains(text, sign.text) && !(warns && sign.kind == CauseClass::kException))
       return keep(Weight::kError, {sign.kind, one_clean_line(text),
                                    sign.kind == CauseClass::kSanitizer ? c_place(text) : std::string()});
   const CauseClass kind = class_of_words(text, CauseClass::kNone);

@@ -66,6 +66,8 @@ Result<void> LogDirectory::create(const LogSettings& settings, std::string_view 
     if (error || !std::filesystem::is_directory(base, error))
       return usage("--log-dir={}: it is not a directory and cannot be created{}{}", base, error ? ": " : "",
                    error ? error.message() : "");
+    const auto whole = std::filesystem::absolute(base, error);  // workers may change their directory
+    if (!error) base = whole;
   } else {
     const std::string parent = temporary_parent(settings, environment);
     auto made = make_unique(parent + "/muster_");

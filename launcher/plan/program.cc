@@ -143,6 +143,8 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
       name.find("$local_rank") != std::string::npos || name.find("${local_rank}") != std::string::npos;
   const FileKind kind = kind_of(name);
   const bool path_like = name.find('/') != std::string::npos;
+  if (kind == FileKind::kMissing && path_like && !varies && errno != ENOENT && errno != ENOTDIR)
+    return fail(ErrorCode::kUnsupported, errno_error(name, errno).message);
 
   if (options.run_path) {
     if (kind == FileKind::kMissing && !varies)
@@ -171,7 +173,7 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
   switch (kind) {
     case FileKind::kDirectory:
       if (kind_of(name + "/__main__.py") != FileKind::kMissing) return with_python(options, environment);
-      return fail(ErrorCode::kUnsupported, "{}: a directory without a __main__.py", name);
+      break;  // python/ hides no python
     case FileKind::kExecutable:
       if (name.ends_with(".py") || name.ends_with(".pyz")) return with_python(options, environment);
       return direct(as_path(name), options);
@@ -187,8 +189,11 @@ Result<Command> resolve_program(const Options& options, const Environment& envir
     case FileKind::kMissing:
       break;
   }
+  if (!path_like && !name.ends_with(".py"))
+    if (auto found = search_path(name, environment)) return direct(std::move(*found), options);
+  if (kind == FileKind::kDirectory)
+    return fail(ErrorCode::kUnsupported, "{}: a directory without a __main__.py", name);
   if (path_like || name.ends_with(".py")) return fail(ErrorCode::kNotFound, "{}: no such file", name);
-  if (auto found = search_path(name, environment)) return direct(std::move(*found), options);
   return fail(ErrorCode::kNotFound, "{}: neither a file here nor a program on PATH", name);
 }
 

@@ -39,7 +39,7 @@ Result<std::string> output_file(const std::string& name, const std::string& host
   std::string directory = runtime;
   const auto state = lookup(environment, "XDG_STATE_HOME");
   const auto home = lookup(environment, "HOME");
-  if (!lookup(environment, "MUSTER_RUNTIME_DIR")) {
+  if (lookup(environment, "MUSTER_RUNTIME_DIR").value_or("").empty()) {
     if (state && !state->empty())
       directory = fmt::format("{}/muster", *state);
     else if (home && !home->empty())

@@ -97,9 +97,10 @@ std::string runtime_directory(const Environment& environment) {
 
 Result<void> prepare_runtime_directory(const std::string& directory) {
   if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
-    return fail(errno_error("create the runtime directory " + directory, errno));
+    return fail(ErrorCode::kIo, errno_error("create the runtime directory " + directory, errno).message);
   const UniqueFd opened(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!opened) return fail(errno_error("open the runtime directory " + directory, errno));
+  if (!opened)
+    return fail(ErrorCode::kIo, errno_error("open the runtime directory " + directory, errno).message);
   return check_private(directory, opened.get(), S_IFDIR);
 }
 

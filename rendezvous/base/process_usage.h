@@ -24,7 +24,8 @@ struct ProcessStat {
   std::uint64_t resident_bytes = 0;
   std::uintptr_t arguments_begin = 0, arguments_end = 0;  // in its memory; 0: not shown
 
-  [[nodiscard]] bool ended() const { return state == 'Z' || state == 'X'; }
+  /// A process whose first thread alone has ended is a zombie with other threads.
+  [[nodiscard]] bool ended() const { return (state == 'Z' && threads <= 1) || state == 'X'; }
 };
 
 /// Nothing: it is no such line.

@@ -43,6 +43,10 @@ Error errno_error(std::string_view what, int error_number) {
                                            (error_number == EMFILE ? "; see ulimit -n" : "")};
 }
 
+bool is_address_in_use(const Error& error) {
+  return error.message.find("(EADDRINUSE)") != std::string::npos;
+}
+
 Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
   // Not blocking: opening a FIFO would wait for a writer. Reading one that nobody writes to ends at once.
   const UniqueFd fd(retry_eintr([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));

@@ -31,6 +31,8 @@ auto retry_eintr(Call&& call) {
 
 /// An Error for a failed call: "<what>: <errno text>", with the code that fits the number.
 [[nodiscard]] Error errno_error(std::string_view what, int error_number);
+/// Whether that was EADDRINUSE.
+[[nodiscard]] bool is_address_in_use(const Error& error);
 
 /// The whole file; kNotFound/kIo, or kExhausted when it is larger than `max_bytes`.
 [[nodiscard]] Result<std::string> read_file(const std::string& path,

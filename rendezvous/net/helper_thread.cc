@@ -81,9 +81,10 @@ void HelperThread::post(std::function<void()> work, std::function<void()> done) 
   });
   if (state_->thread.joinable()) return;
   auto thread = start_quiet_thread([state = state_] { state->jobs.run(); });
-  if (!thread)
-    throw boost::system::system_error(EAGAIN, boost::system::system_category());  // as the loop does
-  state_->thread = *std::move(thread);
+  if (thread)
+    state_->thread = *std::move(thread);
+  else
+    state_->jobs.poll();  // late, but it may be the search for a failure's cause
 }
 
 }  // namespace muster::net

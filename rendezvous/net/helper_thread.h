@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // HelperThread: one thread beside the loop for calls that may block: fdatasync, snapshots, TLS handshakes,
 // searches of large files, slow file systems. Jobs run in the order they were given; each exchanges values
-// with the loop, no memory is shared. The thread starts with the first job and blocks all signals. Owned by
-// the loop's thread, whose io_context outlives it.
+// with the loop, no memory is shared. The thread starts with the first job and blocks all signals; where none
+// can be had, the loop does the work itself. Owned by the loop's thread, whose io_context outlives it.
 #pragma once
 
 #include <functional>

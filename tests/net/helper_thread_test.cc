@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <pthread.h>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,6 +40,28 @@ class Gate {
 };
 
 }  // namespace
+
+TEST_CASE("where no thread can be had the loop does the work") {
+  pthread_attr_t usual, vast;
+  REQUIRE(::pthread_getattr_default_np(&usual) == 0);
+  REQUIRE(::pthread_attr_init(&vast) == 0);
+  REQUIRE(::pthread_attr_setstacksize(&vast, std::size_t{1} << 48) == 0);
+  REQUIRE(::pthread_setattr_default_np(&vast) == 0);
+  asio::io_context loop;
+  HelperThread helper(loop);
+  std::thread::id there;
+  int got = 0;
+  helper.run(
+      [&there] {
+        there = std::this_thread::get_id();
+        return 7;
+      },
+      [&got](int value) { got = value; });
+  REQUIRE(::pthread_setattr_default_np(&usual) == 0);
+  loop.run();
+  REQUIRE(got == 7);
+  REQUIRE(there == std::this_thread::get_id());
+}
 
 TEST_CASE("the loop goes on while a job of the helper thread blocks, and gets its value afterwards") {
   asio::io_context loop;

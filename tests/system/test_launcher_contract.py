@@ -225,6 +225,15 @@ def test_what_is_wrong_is_said_in_one_line(muster, args, code, says):
     assert result.stdout == ""
 
 
+def test_a_directory_hides_no_program_and_what_cannot_be_reached_is_not_called_missing(muster):
+    (muster.tmp_path / "sh").mkdir()
+    assert muster.run("sh", "-c", "echo ran").stdout == "ran\n"
+    (muster.tmp_path / "loop").symlink_to("loop")
+    for program in ("./loop", "./loop/train.py"):
+        result = muster.run(program)
+        assert (result.returncode, "Too many levels of symbolic links" in result.stderr) == (126, True), result.stderr
+
+
 def test_a_program_that_comes_through_a_pipe_is_read_by_python_alone(muster):
     result = subprocess.run([MUSTER, "--nproc-per-node=1", "/dev/stdin"], input="print('all of it')\n", capture_output=True, text=True, timeout=60,
                             env=clean_environment())

@@ -88,6 +88,7 @@ signal.pause()
 def test_error_files_of_record_reach_the_report_and_the_outer_error_file(muster):
     script = muster.script("recorded.py", """
 import json, os, sys
+os.chdir("/")
 json.dump({"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "Traceback\\n  boom", "timestamp": "1795240837"}}},
           open(os.environ["TORCHELASTIC_ERROR_FILE"], "w"))
 sys.exit(3)

@@ -225,6 +225,10 @@ TEST_CASE("a warning gives way to an error, and an error to nothing but a later 
           "terminate called without an active exception");
 }
 
+TEST_CASE("a warning about a module that a program does without is no error") {
+  REQUIRE_FALSE(found_in("t.py:3: UserWarning: Failed to initialize NumPy: No module named 'numpy'\n"));
+}
+
 TEST_CASE("ordinary output is no error") {
   for (const char* text : {"", "epoch 1 loss 0.5\n", "  File not found, using defaults\n", "0 errors\n",
                            "Traceback (most recent call last):\n", "warning: x\n"}) {

@@ -48,13 +48,13 @@ TEST_CASE("a reader that takes something within each while gets everything") {
     std::string taken(room, '\0');
     for (std::size_t size = 0; size < room * 8;) {
       pollfd nothing{-1, 0, 0};
-      ::poll(&nothing, 1, 60);
+      ::poll(&nothing, 1, 150);
       const ssize_t n = ::read(reader.get(), taken.data(), room);
       if (n <= 0) break;
       size += static_cast<std::size_t>(n);
     }
   });
-  const std::size_t left = sink.flush(Millis(400));
+  const std::size_t left = sink.flush(Millis(1000));
   slow.join();
   REQUIRE(left == 0);
 }
